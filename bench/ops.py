@@ -1,0 +1,176 @@
+"""Microbenchmarks of the kernel ops, backend by backend.
+
+Every backend's result is compared with the reference first; a backend that differs gets no speed-up. Integers
+and choices must be equal; noise may differ in the last bits of a float, so its tolerance is 1e-5.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockpilot.cli.console import number, table
+from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
+
+VOCAB = 49152
+TOLERANCE = 1e-5
+
+
+Call = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An op on one shape. `make(device)` returns the call to time; backends must agree on its result."""
+
+    op: str
+    shape: str
+    make: Callable[[str], Call]
+
+
+def _full(rows: int, value: float, dtype: torch.dtype, device: str) -> Tensor:
+    return torch.full((rows,), value, dtype=dtype, device=device)
+
+
+def _noise(op: Callable[[Tensor, Tensor, int], Tensor], name: str, rows: int) -> Case:
+    def make(device: str) -> Call:
+        row = torch.arange(rows, device=device)
+        return partial(op, row * 0x9E3779B9, row, VOCAB)
+
+    return Case(name, f"{rows} x {VOCAB}", make)
+
+
+def _choose(rows: int, kind: str) -> Case:
+    filtered, sampled = kind == "filtered", kind != "greedy"
+
+    def make(device: str) -> Call:
+        generator = torch.Generator().manual_seed(rows)
+        logits = (torch.randn(rows, VOCAB, generator=generator) * 4).to(device)
+        noise = -torch.log(torch.empty(rows, VOCAB).exponential_(generator=generator)).to(device)
+        settings = (
+            _full(rows, 0.8 if sampled else 0.0, torch.float32, device),
+            _full(rows, 50 if filtered else 0, torch.int64, device),
+            _full(rows, 0.9 if filtered else 1.0, torch.float32, device),
+            _full(rows, 0.0, torch.float32, device),
+        )
+
+        def call() -> Tensor:
+            return choose(logits, noise if sampled else None, *settings, None, filtered=filtered)[0]
+
+        return call
+
+    return Case("choose", f"{rows} x {VOCAB} {kind}", make)
+
+
+def _accept(slots: int, width: int) -> Case:
+    def make(device: str) -> Call:
+        generator = torch.Generator().manual_seed(slots)
+        block = torch.randint(0, 3, (slots, width), generator=generator).to(device)
+        choice = torch.randint(0, 3, (slots, width), generator=generator).to(device)
+        finite = torch.ones(slots, width, dtype=torch.bool, device=device)
+        widths, limit = (_full(slots, value, torch.int64, device) for value in (width, 2048))
+        stop_ids = torch.full((slots, 4), -1, device=device)
+        tokens = torch.zeros(slots, 2048, dtype=torch.int64, device=device)
+        start = _full(slots, 7, torch.int64, device)
+        finish, accepted, count = (torch.zeros_like(start) for _ in range(3))
+
+        def call() -> Tensor:
+            length, done = start.clone(), torch.zeros_like(start, dtype=torch.bool)
+            state = (tokens, length, done, finish, accepted, count)
+            accept_commit(block, choice, finite, widths, stop_ids, limit, *state)
+            return torch.stack([length, accepted, count])
+
+        return call
+
+    return Case("accept_commit", f"{slots} slots x {width}", make)
+
+
+CASES = (
+    _noise(philox, "philox", 16),
+    *(_noise(gumbel_noise, "gumbel_noise", rows) for rows in (1, 16)),
+    *(_choose(rows, kind) for kind in ("greedy", "sampled", "filtered") for rows in (1, 16)),
+    *(_accept(slots, 8) for slots in (1, 8)),
+)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """`cases`: op, shape, device, backend, matches, microseconds, speedup over the reference."""
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for case in CASES:
+            for device, backends in _backends().items():
+                rows += _measure(case, device, backends, seconds=0.1 if quick else 0.5)
+    return {"ok": all(row["matches"] for row in rows), "cases": rows}
+
+
+def _backends() -> dict[str, list[str]]:
+    cpu = ["reference"] + (["cpp"] if dispatch.extension_error() is None else [])
+    if not torch.cuda.is_available():
+        return {"cpu": cpu}
+    cuda = ["reference"] + (["triton"] if dispatch.triton_error() is None else [])
+    return {"cpu": cpu, "cuda": cuda}
+
+
+def _measure(case: Case, device: str, backends: list[str], seconds: float) -> list[dict[str, Any]]:
+    call = case.make(device)
+    rows: list[dict[str, Any]] = []
+    with dispatch.forced("reference"):
+        expected = call().clone()
+    for backend in backends:
+        with dispatch.forced(backend):
+            matches = _equal(call(), expected)
+            times = _times(call, device, seconds)
+        row: dict[str, Any] = {
+            "op": case.op,
+            "shape": case.shape,
+            "device": device,
+            "backend": backend,
+            "matches": matches,
+        }
+        row |= {"median_us": statistics.median(times), "least_us": min(times)}
+        row["speedup"] = rows[0]["median_us"] / row["median_us"] if rows and matches else None
+        rows.append(row)
+    return rows
+
+
+def _equal(got: Tensor, expected: Tensor) -> bool:
+    if got.is_floating_point():
+        return torch.allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    return torch.equal(got, expected)
+
+
+def _times(call: Callable[[], Tensor], device: str, seconds: float) -> list[float]:
+    """Microseconds of repeated calls, at least five, for about `seconds`."""
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def show(report: dict[str, Any]) -> None:
+    """One row a case and backend."""
+    columns = {"op": "left", "shape": "left", "device": "left", "backend": "left", "matches": "left"}
+    columns |= {"median us": "right", "least us": "right", "speed-up": "right"}
+    rows = [
+        [
+            *(row[key] for key in ("op", "shape", "device", "backend")),
+            "yes" if row["matches"] else "NO",
+            number(row["median_us"], 1),
+            number(row["least_us"], 1),
+            number(row["speedup"], 1),
+        ]
+        for row in report["cases"]
+    ]
+    table("kernel ops", columns, rows)

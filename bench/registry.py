@@ -1,0 +1,49 @@
+"""The benchmarks, one line each.
+
+A benchmark is a module beside this file with `run(quick) -> report`, a JSON-ready dict that holds at least
+`ok`, and `show(report)`, which prints it for people.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A name, what it measures, and the module that does."""
+
+    name: str
+    about: str
+    module: str
+
+    def load(self) -> ModuleType:
+        """The module, imported on use."""
+        return importlib.import_module(self.module)
+
+
+BENCHMARKS = (
+    Benchmark(
+        "decode", "bundled pair and prompts: plain, every fixed width, the policy; answers compared", "decode"
+    ),
+    Benchmark(
+        "ops", "every kernel op on every backend here; results compared with the reference first", "ops"
+    ),
+    Benchmark(
+        "row_independence", "whether 16-row tiles are bitwise row independent on this machine", "row_check"
+    ),
+)
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark of this name.
+
+    Raises:
+        ValueError: no such benchmark; the message lists them.
+    """
+    for benchmark in BENCHMARKS:
+        if benchmark.name == name:
+            return benchmark
+    raise ValueError(f"expected one of {', '.join(b.name for b in BENCHMARKS)}, got {name!r}")

@@ -1,0 +1,104 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "checks.h"
+#include "isa.h"
+
+namespace blockpilot {
+namespace {
+
+template <typename T>
+std::unique_ptr<T[]> uninitialised(int64_t n) {
+  return std::unique_ptr<T[]>(new T[static_cast<size_t>(n)]);
+}
+
+// Memory behind a RowScratch.
+struct Scratch {
+  Scratch(int64_t vocab, bool filtered)
+      : masked(uninitialised<float>(vocab)),
+        score(uninitialised<float>(vocab)),
+        id(uninitialised<int32_t>(filtered ? vocab : 0)),
+        key(uninitialised<uint32_t>(filtered ? vocab : 0)),
+        weight(uninitialised<int64_t>(filtered ? vocab : 0)),
+        highest(uninitialised<uint32_t>(filtered ? vocab : 0)) {}
+
+  RowScratch rows() const { return {masked.get(), score.get(), id.get(), key.get(), weight.get(), highest.get()}; }
+
+  std::unique_ptr<float[]> masked, score;
+  std::unique_ptr<int32_t[]> id;
+  std::unique_ptr<uint32_t[]> key;
+  std::unique_ptr<int64_t[]> weight;
+  std::unique_ptr<uint32_t[]> highest;
+};
+
+// Contiguous inputs of the op as raw pointers, and what its loop over rows needs to know.
+struct Rows {
+  int64_t vocab;
+  int64_t banned_count;
+  bool filtered;
+  const float* logits;
+  const float* noise;
+  const float* temperature;
+  const int64_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const int64_t* banned;
+
+  void run(const RowKernels& kernels, int64_t begin, int64_t end, int64_t* ids, bool* finite) const {
+    const Scratch scratch(vocab, filtered);
+    for (int64_t r = begin; r < end; ++r) {
+      const RowParams params = {temperature[r], top_p[r], min_p[r], top_k[r], filtered};
+      ids[r] = kernels.choose(logits + r * vocab, noise ? noise + r * vocab : nullptr, vocab,
+                              banned + r * banned_count, banned_count, params, scratch.rows(), finite + r);
+    }
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> choose(const at::Tensor& logits, const std::optional<at::Tensor>& noise,
+                                          const at::Tensor& temperature, const at::Tensor& top_k,
+                                          const at::Tensor& top_p, const at::Tensor& min_p,
+                                          const std::optional<at::Tensor>& banned, bool filtered) {
+  TORCH_CHECK_VALUE(logits.dim() == 2, "logits: expected 2 dimensions, got ", logits.dim());
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  TORCH_CHECK_VALUE(vocab >= 1 && vocab <= (1 << 22), "logits: expected 1 … 2^22 ids a row, got ", vocab);
+  check_tensor("logits", logits, at::kFloat, {rows, vocab});
+  if (noise) check_tensor("noise", *noise, at::kFloat, {rows, vocab});
+  check_tensor("temperature", temperature, at::kFloat, {rows});
+  check_tensor("top_k", top_k, at::kLong, {rows});
+  check_tensor("top_p", top_p, at::kFloat, {rows});
+  check_tensor("min_p", min_p, at::kFloat, {rows});
+  if (banned) check_tensor("banned", *banned, at::kLong, {rows, banned->dim() == 2 ? banned->size(1) : -1});
+
+  const at::Tensor l = logits.contiguous(), g = noise ? noise->contiguous() : at::Tensor();
+  const at::Tensor t = temperature.contiguous(), k = top_k.contiguous(), p = top_p.contiguous();
+  const at::Tensor m = min_p.contiguous(), b = banned ? banned->contiguous() : at::Tensor();
+  const Rows work = {vocab,
+                     banned ? b.size(1) : 0,
+                     filtered,
+                     l.const_data_ptr<float>(),
+                     noise ? g.const_data_ptr<float>() : nullptr,
+                     t.const_data_ptr<float>(),
+                     k.const_data_ptr<int64_t>(),
+                     p.const_data_ptr<float>(),
+                     m.const_data_ptr<float>(),
+                     banned ? b.const_data_ptr<int64_t>() : nullptr};
+  at::Tensor ids = at::empty({rows}, logits.options().dtype(at::kLong));
+  at::Tensor finite = at::empty({rows}, logits.options().dtype(at::kBool));
+  int64_t* ids_out = ids.mutable_data_ptr<int64_t>();
+  bool* finite_out = finite.mutable_data_ptr<bool>();
+  const RowKernels& kernels = *current_isa().rows;
+  at::parallel_for(0, rows, rows_a_thread(vocab), [&](int64_t begin, int64_t end) {
+    work.run(kernels, begin, end, ids_out, finite_out);
+  });
+  return {ids, finite};
+}
+
+}  // namespace
+}  // namespace blockpilot
+
+TORCH_LIBRARY_IMPL(blockpilot, CPU, m) { m.impl("choose", &blockpilot::choose); }

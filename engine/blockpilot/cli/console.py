@@ -1,0 +1,91 @@
+"""What the commands share for output: people read stderr and tables, machines read stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
+
+
+def fail(message: str) -> None:
+    """One red line on stderr, whatever line breaks the message holds."""
+    ERR.print(f"error: {' '.join(message.split())}", style="bold red", markup=False, soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """One dim line on stderr."""
+    ERR.print(message, style="dim", markup=False, soft_wrap=True)
+
+
+def say(message: str, style: str = "") -> None:
+    """One line on stdout, unwrapped and without markup."""
+    OUT.print(message, style=style, markup=False, soft_wrap=True)
+
+
+def finite(value: Any) -> Any:
+    """`value` with NaN and infinities as None: they are not JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value
+
+
+def to_json(value: Any) -> str:
+    """JSON text of `value`, ASCII, indented by two."""
+    return json.dumps(finite(value), indent=2, allow_nan=False)
+
+
+def emit_json(value: Any) -> None:
+    """The one thing a `--json` run writes to stdout."""
+    OUT.file.write(to_json(value) + "\n")
+    OUT.file.flush()
+
+
+def write_report(path: Path, report: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    from blockpilot.policies.atomic import replacing
+
+    with replacing(path) as temporary:
+        temporary.write_text(to_json(report) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def progress(description: str, total: int, completed: int = 0) -> Iterator[Any]:
+    """A progress bar on stderr; yields a function that advances it by n."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=ERR, transient=True) as bar:
+        task = bar.add_task(description, total=total, completed=completed)
+        yield lambda n=1: bar.advance(task, n)
+
+
+def table(title: str, columns: Mapping[str, str], rows: list[list[str]]) -> None:
+    """A table on stdout. `columns` maps a heading to its justification."""
+    out = Table(title=title, title_justify="left", title_style="bold")
+    for heading, justify in columns.items():
+        out.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for row in rows:
+        out.add_row(*row)
+    OUT.print(out)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure for a table; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def json_help(keys: Mapping[str, str]) -> str:
+    """The part of `--help` that documents what `--json` prints."""
+    return "JSON keys: " + "; ".join(f"{key}: {meaning}" for key, meaning in keys.items()) + "."

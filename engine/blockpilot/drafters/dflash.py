@@ -1,0 +1,239 @@
+"""DFlash: one masked-denoising pass drafts a whole block (arXiv 2602.06036)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blockpilot.drafters import Proposal
+from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, find_dflash, load_dflash
+from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.plan import StepPlan
+from blockpilot.rows import KVCache, Rows, make_rows
+from blockpilot.state import State
+from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
+from blockpilot.targets.rope import rope_tables
+from blockpilot.targets.torch_target import TorchTarget
+from blockpilot_kernels import choose
+from blockpilot_kernels.norm_rope import apply_rope, rms_norm
+from blockpilot_kernels.tiled_linear import PackedLinear, pad_rows
+
+DRAFT_TEMPERATURE = 1.0
+LOWEST_TEMPERATURE = 1e-5  # `choose` divides by it; 0 means greedy
+CONTEXT_ROWS = 128
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The draft rows that guess a token (columns ≥ 1), padded to a multiple of 16 with the first of them.
+
+    Attributes:
+        row: [M] index into the draft rows. slot, column: [M] where the guess goes; padding has the dump slot.
+    """
+
+    row: Tensor
+    slot: Tensor
+    column: Tensor
+
+    @classmethod
+    def of(cls, rows: Rows, dump: int) -> HeadRows:
+        """Head rows of `rows`, every slot of which is at least 2 wide."""
+        index = [s + j for s, c in zip(rows.starts, rows.counts, strict=True) for j in range(1, c)]
+        slot = [s for s, c in zip(rows.slots, rows.counts, strict=True) for _ in range(1, c)]
+        column = [j for c in rows.counts for j in range(1, c)]
+        pad = -len(index) % 16
+        padded = (index + index[:1] * pad, slot + [dump] * pad, column + [1] * pad)
+        return cls(*(torch.tensor(x, device=rows.device) for x in padded))
+
+
+head_rows = lru_cache(maxsize=512)(HeadRows.of)
+
+
+class DFlashDrafter:
+    """Drafts from the target's hidden states of committed tokens, through the target's embedding and head.
+
+    The drafter's cache holds keys and values made from target features only: one context row per committed
+    position before the anchor. A block's own keys and values live there during its pass, at the block's
+    positions, and are never read again: `commit` writes context rows over those that were accepted.
+
+    Args:
+        checkpoint: config and tensors. target: whose embedding, head and features it uses.
+        max_requests: slots. draft_temperature: factor on a request's temperature when drafting.
+
+    Raises:
+        ValueError: a drafter made for another target, or a draft temperature that is not positive.
+    """
+
+    kind = "dflash"
+
+    def __init__(
+        self,
+        checkpoint: DFlashCheckpoint,
+        target: TorchTarget,
+        max_requests: int,
+        draft_temperature: float | None = None,
+    ) -> None:
+        check_pair(checkpoint, target.config)
+        self.draft_temperature = DRAFT_TEMPERATURE if draft_temperature is None else draft_temperature
+        if not 0 < self.draft_temperature < float("inf"):
+            raise ValueError(f"draft_temperature: expected a number > 0, got {draft_temperature!r}")
+        c = self.config = checkpoint.config
+        m = c.model
+        self.fingerprint, self.block_size = checkpoint.fingerprint, c.block_size
+        self.feature_layers = tuple(i + 1 for i in c.target_layer_ids)
+        self.window = tuple(range(1, 2 * c.block_size + 1))
+        self._embedding, self._head = target.embedding, target.head
+        self._load_weights({k: v.to(target.device) for k, v in checkpoint.tensors.items()}, target.dtype)
+        cos_sin = rope_tables(m.rope, m.head_dim, target.capacity)
+        self._cos, self._sin = (t.to(target.device) for t in cos_sin)
+        kv = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
+        self.cache = KVCache(*kv, target.dtype, target.device)
+        columns = torch.arange(max(self.window) - 1, device=target.device)
+        self._tokens = torch.zeros(max_requests + 1, len(columns), dtype=torch.long, device=target.device)
+        self._parent = (columns - 1).expand_as(self._tokens)
+        self._depth = (columns + 1).expand_as(self._tokens)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        target: TorchTarget,
+        max_requests: int,
+        draft_temperature: float | None = None,
+    ) -> DFlashDrafter:
+        """From "bundled", a folder in z-lab's format, or a hub id; see `load_dflash` for what is refused."""
+        return cls(load_dflash(find_dflash(source)), target, max_requests, draft_temperature)
+
+    @staticmethod
+    def memory_bytes(config: DFlashConfig, max_requests: int, capacity: int, dtype: torch.dtype) -> int:
+        """Bytes of weights and KV cache, and of the logits of one widest block per slot."""
+        m = config.model
+        attention = m.hidden_size * m.head_dim * 2 * (m.num_heads + 2 * m.num_kv_heads)
+        per_layer = attention + 3 * m.hidden_size * m.intermediate_size
+        # A CPU without bf16 matrix instructions keeps rounded weights in fp32, so fp32 is the safe count.
+        weights = 4 * (m.num_layers * per_layer + config.feature_size * m.hidden_size)
+        kv = (m.num_layers, max_requests, m.num_kv_heads, capacity, m.head_dim, dtype)
+        logits = 4 * m.vocab_size * max_requests * 2 * config.block_size
+        return weights + KVCache.bytes_needed(*kv) + 2 * logits  # with their noise
+
+    def begin(self, slot: int, features: Tensor, tokens: Sequence[int]) -> None:
+        """Context rows of a prompt: features [len(tokens), n·H] of positions 0 … len(tokens) − 1.
+
+        The token chosen after the prompt is the first anchor; it has no context row yet.
+
+        Raises:
+            ValueError: features of another length or width.
+        """
+        expected = (len(tokens), self.config.feature_size)
+        if tuple(features.shape) != expected:
+            raise ValueError(f"features: expected {expected}, got {tuple(features.shape)}")
+        for start in range(0, len(tokens), CONTEXT_ROWS):
+            chunk = features[start : start + CONTEXT_ROWS]
+            rows = make_rows((slot,), (len(chunk),), self.cache.dump, features.device)
+            self._remember(rows, rows.column + start, rows.slot != self.cache.dump, pad_rows(chunk))
+
+    def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
+        """Guess columns 1 … effective − 1 of every drafting slot in one pass over [anchor, mask, …].
+
+        Args:
+            noise: [N, V] Gumbel noise by target row, or None when every request is greedy.
+        """
+        head = head_rows(plan.draft_rows, plan.dump)
+        ids = self._choose(state, plan, head, self.draft_logits(state, plan), noise)
+        stride = self._tokens.shape[1]
+        self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
+        n = state.widest - 1
+        return Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
+
+    def draft_logits(self, state: State, plan: StepPlan) -> Tensor:
+        """Logits [M, V] float32 of columns 1 … width − 1 of every drafting slot, in order; M is padded to 16s.
+
+        Rows at or beyond a slot's effective width hold anything.
+        """
+        hidden = self._denoise(state, plan)[head_rows(plan.draft_rows, plan.dump).row]
+        logits = self._head(rms_norm(hidden, self.norm, self.config.model.rms_norm_eps))
+        logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def commit(self, state: State, plan: StepPlan, features: Tensor) -> None:
+        """Context rows of what the step committed; `state.length` has already advanced by `state.count`.
+
+        The first count[r] verified rows of a slot are the anchor and the accepted tokens; the bonus is the
+        next anchor and was not verified, so it has no features.
+        """
+        rows = plan.draft_rows
+        count = state.count[rows.slot]
+        position = state.length[rows.slot] - count - 1 + rows.column
+        self._remember(rows, position, rows.column < count, features[plan.draft_source])
+
+    def _load_weights(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+        c, m = self.config, self.config.model
+        shape = LayerShape(m.num_heads, m.num_kv_heads, m.head_dim, m.rms_norm_eps)
+        masks = zip(c.causal, m.sliding_window, strict=True)
+        self.layers = [
+            DecoderLayer(tensors, f"layers.{i}.", shape, dtype, causal=causal, window=window)
+            for i, (causal, window) in enumerate(masks)
+        ]
+        # Every layer makes its context keys and values from the same rows, so one product serves them all.
+        names = [f"layers.{i}.self_attn.{p}_proj" for i in range(m.num_layers) for p in "kv"]
+        bias = torch.cat([tensors[f"{n}.bias"] for n in names]).float() if m.qkv_bias else None
+        self.context_kv = PackedLinear(torch.cat([tensors[f"{n}.weight"] for n in names]), bias, dtype)
+        self.fc = PackedLinear(tensors["fc.weight"], None, dtype)
+        self.hidden_norm = tensors["hidden_norm.weight"].float()
+        self.norm = tensors["norm.weight"].float()
+
+    def _remember(self, rows: Rows, position: Tensor, exists: Tensor, features: Tensor) -> None:
+        """Write context keys and values of features [N, n·H] at `position`; absent rows write nowhere."""
+        m = self.config.model
+        position = torch.where(exists, position, 0)
+        to = self.cache.destination(rows.slot, position, exists)
+        context = rms_norm(self.fc(features), self.hidden_norm, m.rms_norm_eps)
+        kv = self.context_kv(context).view(len(features), m.num_layers, 2, m.num_kv_heads, m.head_dim)
+        cos, sin = self._cos[position], self._sin[position]
+        for i, layer in enumerate(self.layers):
+            assert layer.k_norm is not None  # part of the format, checked on load
+            k = apply_rope(rms_norm(kv[:, i, 0], layer.k_norm, m.rms_norm_eps), cos, sin)
+            self.cache.write(i, to, k, kv[:, i, 1])
+
+    def _denoise(self, state: State, plan: StepPlan) -> Tensor:
+        """Hidden rows [N, H] of the drafting slots' blocks, before the final norm."""
+        rows = plan.draft_rows
+        cached = state.length - 1
+        exists = rows.column < state.effective[rows.slot]
+        position = torch.where(exists, cached[rows.slot] + rows.column, 0)
+        to = self.cache.destination(rows.slot, position, exists)
+        extent = cached + state.effective
+        step = Pass(rows, position, self._cos[position], self._sin[position], to, extent, plan.bound)
+        tokens = torch.where(rows.column == 0, state.block[rows.slot, 0], self.config.mask_token_id)
+        x = self._embedding[tokens].float() * self.config.input_embedding_scale
+        for i, layer in enumerate(self.layers):
+            x = layer.forward(x, self.cache, i, step)
+        return x
+
+    def _choose(
+        self, state: State, plan: StepPlan, head: HeadRows, logits: Tensor, noise: Tensor | None
+    ) -> Tensor:
+        """Draft ids [M]: with the noise of the target's own choice at that position, its filters left out.
+
+        Column j guesses what target row j − 1 chooses; sharing that row's noise makes them agree when the
+        distributions do.
+        """
+        slot = head.slot
+        shared = None if noise is None else noise[plan.draft_source[head.row] - 1]
+        cooled = (state.temperature[slot] * self.draft_temperature).clamp_min(LOWEST_TEMPERATURE)
+        temperature = torch.where(state.temperature[slot] > 0, cooled, 0)
+        banned = None
+        if plan.bans:
+            early = state.length[slot] - 1 + head.column < state.free_from[slot]
+            banned = torch.where(early[:, None], state.stop_ids[slot], -1)
+        off = torch.zeros_like(temperature)
+        ids, _ = choose(
+            logits, shared, temperature, torch.zeros_like(slot), off + 1, off, banned, filtered=False
+        )
+        return ids

@@ -1,0 +1,217 @@
+"""Reading and writing DFlash drafters in z-lab's published format: `config.json` and safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from blockpilot import bundled
+from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.targets import hub
+from blockpilot.targets.checkpoint import (
+    FLOAT_TYPES,
+    WEIGHTS,
+    CheckpointError,
+    StoredTensor,
+    fingerprint,
+    read_json,
+    stored_tensors,
+)
+from blockpilot.targets.config import ModelConfig
+
+CONFIG = "config.json"
+_DFLASH2_TENSOR = re.compile(r"attention_conv|mlp_conv|candidate_selector")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class DFlashCheckpoint:
+    """A loaded drafter.
+
+    Attributes:
+        tensors: published name → tensor in its stored dtype. path: the folder.
+        fingerprint: hex SHA-256 of what the config means and of a sample of every tensor's bytes.
+    """
+
+    config: DFlashConfig
+    tensors: dict[str, Tensor]
+    path: Path
+    fingerprint: str
+
+
+def find_dflash(source: str | Path) -> Path:
+    """The folder behind "bundled", a local folder or a hub id.
+
+    Raises:
+        ValueError: nothing there, and it does not look like a hub id.
+    """
+    if source == "bundled":
+        return bundled.drafter_path()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if not path.exists() and isinstance(source, str) and _HUB_ID.fullmatch(source):
+        return hub.download(source)
+    raise ValueError(
+        f"no drafter at {str(source)!r}: expected 'bundled', a folder with {CONFIG} and safetensors, or a "
+        "hub id such as 'z-lab/Qwen3-4B-DFlash-b16'"
+    )
+
+
+def load_dflash(folder: Path) -> DFlashCheckpoint:
+    """Read a drafter folder; every tensor is checked by name, shape and dtype.
+
+    Raises:
+        CheckpointError (a ValueError): DFlash 2, pickled weights, truncated files, missing shards; a missing,
+            unexpected or misshapen tensor; a missing, impossible or contradicted config value.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        names = sorted(p.name for p in folder.iterdir())
+        raise CheckpointError(f"{folder}: expected {CONFIG}, found {names or 'an empty folder'}")
+    config = _parse(read_json(path), path)
+    stored = stored_tensors(folder)
+    _check_stored(config, stored, folder)
+    tensors = _read(stored)
+    return DFlashCheckpoint(config, tensors, folder, _fingerprint(config, tensors))
+
+
+def save_dflash(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a drafter folder that appears whole or not at all, and loads back bit for bit.
+
+    An existing drafter is replaced; a folder that holds anything else is left alone.
+
+    Args:
+        config: the JSON, as in `DFlashConfig.source`. tensors: under published names, bf16, fp16 or fp32.
+
+    Raises:
+        ValueError: a config or tensors that would not load, or a folder that holds other files.
+    """
+    parsed = _parse(config, folder / CONFIG)
+    names = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
+    stored = {
+        n: StoredTensor(folder / WEIGHTS, names.get(str(t.dtype), str(t.dtype)), tuple(t.shape))
+        for n, t in tensors.items()
+    }
+    _check_stored(parsed, stored, folder)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        save_file(
+            {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()},
+            temporary / WEIGHTS,
+            metadata={"format": "pt"},
+        )
+        (temporary / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+        for name in (WEIGHTS, CONFIG):
+            _sync(temporary / name)
+        _put_folder(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_pair(checkpoint: DFlashCheckpoint, target: ModelConfig) -> None:
+    """Refuse a drafter that was made for another target.
+
+    Raises:
+        ValueError: naming both sides and what differs.
+    """
+    c = checkpoint.config
+    pairs = {
+        "hidden size": (c.model.hidden_size, target.hidden_size),
+        "vocabulary size": (c.model.vocab_size, target.vocab_size),
+        "number of target layers": (c.num_target_layers, target.num_layers),
+    }
+    wrong = [f"{what} {ours} against {theirs}" for what, (ours, theirs) in pairs.items() if ours != theirs]
+    if wrong:
+        beyond = [i for i in c.target_layer_ids if i >= target.num_layers]
+        reads = f"; it reads target layers {beyond}, which do not exist" if beyond else ""
+        raise ValueError(
+            f"drafter {checkpoint.path} was made for another target: {', '.join(wrong)} of this "
+            f"{target.family} target with {target.num_layers} layers{reads}. Use the drafter trained for it"
+        )
+
+
+def _parse(source: Mapping[str, Any], path: Path) -> DFlashConfig:
+    try:
+        return DFlashConfig.from_json(source)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _check_stored(config: DFlashConfig, stored: Mapping[str, StoredTensor], folder: Path) -> None:
+    if second := sorted(n for n in stored if _DFLASH2_TENSOR.search(n)):
+        raise CheckpointError(
+            f"{folder}: DFlash 2 drafters are not supported (found tensor {second[0]}); use a DFlash drafter"
+        )
+    wanted = config.expected_tensors()
+    for name, shape in wanted.items():
+        found = stored.get(name)
+        if found is None:
+            raise CheckpointError(f"{folder}: tensor {name}: expected {list(shape)}, found nothing")
+        if found.shape != shape:
+            raise CheckpointError(
+                f"{found.file}: tensor {name}: expected {list(shape)}, found {list(found.shape)}"
+            )
+        if found.dtype not in FLOAT_TYPES:
+            raise CheckpointError(
+                f"{found.file}: tensor {name}: expected {', '.join(FLOAT_TYPES)}, found {found.dtype}"
+            )
+    if extra := sorted(stored.keys() - wanted.keys()):
+        raise CheckpointError(
+            f"{stored[extra[0]].file}: tensor {extra[0]}: expected nothing by {CONFIG}, found "
+            f"{list(stored[extra[0]].shape)} ({len(extra)} such tensors); config and weights disagree"
+        )
+
+
+def _read(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({s.file for s in stored.values()}):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                tensors.update((n, opened.get_tensor(n)) for n, s in stored.items() if s.file == file)
+        except Exception as error:  # safetensors raises its own error type, straight from Rust
+            raise CheckpointError(f"{file}: {error}") from error
+    return tensors
+
+
+def _fingerprint(config: DFlashConfig, tensors: Mapping[str, Tensor]) -> str:
+    meaning = {k: v for k, v in vars(config).items() if k not in ("model", "source")}
+    text = json.dumps(meaning, sort_keys=True) + fingerprint(config.model, tensors)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _put_folder(new: Path, folder: Path) -> None:
+    """Move `new` to `folder`. A drafter already there steps aside first, so old and new files never mix."""
+    if not folder.exists():
+        os.replace(new, folder)
+        return
+    if other := sorted({p.name for p in folder.iterdir()} - {CONFIG, WEIGHTS}):
+        raise ValueError(
+            f"{folder}: expected a drafter's {CONFIG} and {WEIGHTS} at most, found {other[:5]} too"
+        )
+    aside = new.with_name(f"{new.name}.old")
+    os.replace(folder, aside)
+    try:
+        os.replace(new, folder)
+    except OSError:
+        os.replace(aside, folder)
+        raise
+    shutil.rmtree(aside)

@@ -1,0 +1,277 @@
+"""The engine as a library: load a target, a drafter and a policy, then generate, stream or step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from blockpilot.drafters import Drafter
+from blockpilot.errors import EngineClosedError
+from blockpilot.loading import progress_bar, resolve_drafter, resolve_max_length, resolve_policy
+from blockpilot.memory import require_fits
+from blockpilot.output import Output
+from blockpilot.params import SamplingParams
+from blockpilot.policies import BlockPolicy
+from blockpilot.request import Handle
+from blockpilot.scheduler import Scheduler
+from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
+from blockpilot.targets.torch_target import TorchTarget
+from blockpilot.text import load_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+class LLM:
+    """An exact decoder for one target, with an optional drafter and a width policy.
+
+    Args:
+        target: "smollm2", a safetensors folder, a GGUF file, a hub id, or a loaded `Checkpoint`.
+        drafter: "bundled", a folder in DFlash format, a hub id, a `Drafter`, or None for plain decoding.
+        policy: "bundled", a policy file, a width, a `BlockPolicy`, or None for the drafter's block size.
+        device: torch device. dtype: "float32" or "bfloat16".
+        max_requests: requests decoded at once. max_length: positions per request (prompt and answer).
+        threads: CPU threads, for the whole process; None keeps torch's setting.
+        max_queue: requests that may wait. draft_temperature: factor on a request's temperature for drafting.
+
+    Raises:
+        ValueError: unknown names, mismatched pairs, corrupt files, or sizes that do not fit into memory.
+
+    Methods may be called from several threads; one call runs at a time.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | Checkpoint,
+        *,
+        drafter: str | Path | Drafter | None = None,
+        policy: str | Path | int | BlockPolicy | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        max_requests: int = 8,
+        max_length: int | None = None,
+        threads: int | None = None,
+        max_queue: int = 1024,
+        draft_temperature: float | None = None,
+    ) -> None:
+        _check_sizes(max_requests=max_requests, max_queue=max_queue)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {sorted(DTYPES)}, got {dtype!r}")
+        if threads is not None:
+            _check_sizes(threads=threads)
+            torch.set_num_threads(threads)
+        checkpoint = target if isinstance(target, Checkpoint) else load_checkpoint(target)
+        self.max_length = resolve_max_length(max_length, checkpoint)
+        self.device = torch.device(device)
+        sizes = (max_requests, self.max_length, DTYPES[dtype])
+        require_fits({"target": TorchTarget.memory_bytes(checkpoint.config, *sizes)}, self.device)
+        self.tokenizer = load_tokenizer(checkpoint)
+        with torch.inference_mode():
+            self.target = TorchTarget(checkpoint, *sizes, self.device)
+            self.drafter = resolve_drafter(drafter, self.target, max_requests, draft_temperature)
+            self.policy = resolve_policy(policy, self.target, self.drafter)
+        eos = tuple(sorted({*checkpoint.config.eos_token_ids, *self.tokenizer.eos_token_ids}))
+        self._scheduler = Scheduler(
+            self.target,
+            self.drafter,
+            self.policy,
+            slots=max_requests,
+            widest=max(self.drafter.window) if self.drafter else 1,
+            eos=eos,
+            max_queue=max_queue,
+        )
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the target and drafter pair."""
+        return f"{self.target.fingerprint}+{self.drafter.fingerprint if self.drafter else 'none'}"
+
+    @property
+    def policy_calls(self) -> int:
+        """How often the policy was asked: once per request that reached its first step."""
+        return self._scheduler.policy_calls
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Output]:
+        """Answer every prompt; outputs come in the order of the prompts.
+
+        Args:
+            prompts: each a user message (str), chat messages ({"role", "content"}), or token ids.
+            params: one for all, or one per prompt.
+            progress: show a progress bar on stderr.
+        """
+        if isinstance(prompts, (str, bytes)):
+            raise ValueError("prompts: expected a list of prompts, got one string; wrap it in a list")
+        each = _spread(params, len(prompts))
+        requests = [self._handle(p, s, None) for p, s in zip(prompts, each, strict=True)]
+        waiting = list(reversed(requests))
+        try:
+            with progress_bar(progress, len(requests)) as advance:
+                while waiting or not all(h.finished for h in requests):
+                    self._fill(waiting)
+                    self.step()
+                    advance(sum(h.finished for h in requests))
+        finally:
+            for handle in requests:
+                self.cancel(handle)
+        return [h.output for h in requests if h.output is not None]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Answer one prompt as an iterator of text pieces; joined they equal `Output.text`."""
+        return Stream(self, self.submit(prompt, params))
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, deadline: float | None = None
+    ) -> Handle:
+        """Queue a request; `step` moves it. `deadline`: seconds from now after which it ends as it stands.
+
+        Raises:
+            ValueError: a prompt or parameter that cannot be served. QueueFullError: too many waiting.
+        """
+        with self._lock:
+            self._check_open()
+            handle = self._handle(prompt, params or SamplingParams(), deadline)
+            self._scheduler.submit(handle)
+            return handle
+
+    def step(self) -> bool:
+        """Admit waiting requests and advance every active one by a step. Returns whether work is left."""
+        with self._lock, torch.inference_mode():
+            self._check_open()
+            return self._scheduler.step()
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request now, keeping what it has; nothing happens to a finished one."""
+        with self._lock:
+            self._scheduler.cancel(handle)
+
+    def warmup(self) -> None:
+        """Run a short request through prefill, draft and verify, so that the first real one pays no set-up."""
+        width = self.drafter.block_size if self.drafter else 1
+        params = SamplingParams(max_new_tokens=2, ignore_eos=True, width=min(width, self.max_length - 1))
+        self.generate([[0]], params)
+
+    def close(self) -> None:
+        """Cancel everything and refuse further work; calling it again is harmless."""
+        with self._lock:
+            for handle in [*self._scheduler.queue, *self._scheduler.active.values()]:
+                self._scheduler.cancel(handle)
+            self._closed = True
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fill(self, waiting: list[Handle]) -> None:
+        with self._lock:
+            self._check_open()
+            while waiting and len(self._scheduler.queue) < self._scheduler.max_queue:
+                self._scheduler.submit(waiting.pop())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("this LLM was closed; make a new one")
+
+    def _handle(self, prompt: Prompt, params: SamplingParams, deadline: float | None) -> Handle:
+        ids = self._prompt_ids(prompt)
+        self._check_request(ids, params)
+        if deadline is not None and not deadline > 0:
+            raise ValueError(f"deadline: expected seconds > 0 or None, got {deadline!r}")
+        return Handle(ids, params, self.tokenizer, deadline)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode_prompt(prompt)
+        items: list[Any] = list(prompt)
+        if items and all(isinstance(i, Mapping) for i in items):
+            return self.tokenizer.encode_prompt(items)
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in items):
+            raise ValueError("prompt: expected a str, a list of chat messages or a list of token ids")
+        return items
+
+    def _check_request(self, ids: list[int], params: SamplingParams) -> None:
+        vocab, longest = self.target.config.vocab_size, self.max_length - 1
+        if not ids:
+            raise ValueError("prompt: expected at least one token, got none")
+        if len(ids) > longest and params.max_new_tokens != 0:
+            raise ValueError(
+                f"prompt: expected at most {longest} tokens (max_length {self.max_length} less one to produce), "
+                f"got {len(ids)}; shorten it or raise max_length"
+            )
+        bad = [i for i in (*ids, *params.stop_token_ids) if not 0 <= i < vocab]
+        if bad:
+            raise ValueError(f"token ids: expected 0..{vocab - 1}, got {bad[:5]}")
+        widths = self.drafter.window if self.drafter else (1,)
+        if params.width is not None and params.width not in widths:
+            raise ValueError(f"SamplingParams.width: expected one of {widths}, got {params.width}")
+
+
+class Stream:
+    """Iterator over the text pieces of one request; closing it early frees the request's slot."""
+
+    def __init__(self, llm: LLM, handle: Handle) -> None:
+        self._llm, self.handle = llm, handle
+        self._pieces = self._run()
+
+    @property
+    def output(self) -> Output | None:
+        """The finished output, once the iterator is exhausted or closed."""
+        return self.handle.output
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop early."""
+        self._pieces.close()
+        self._llm.cancel(self.handle)
+
+    def _run(self) -> Any:
+        shown = 0
+        try:
+            while True:
+                text = self.handle.text
+                if len(text) > shown:
+                    piece, shown = text[shown:], len(text)
+                    yield piece
+                elif self.handle.finished:
+                    return
+                else:
+                    self._llm.step()
+        finally:
+            self._llm.cancel(self.handle)
+
+
+def _spread(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(f"params: expected one or {count} (one per prompt), got {len(params)}")
+    return params
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name}: expected an int >= 1, got {size!r}")

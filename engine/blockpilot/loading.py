@@ -1,0 +1,76 @@
+"""Turning what a caller names into a target length, a drafter and a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blockpilot.drafters import Drafter, load_drafter
+from blockpilot.policies import BlockPolicy, Fixed, load_policy
+from blockpilot.targets.checkpoint import Checkpoint
+from blockpilot.targets.torch_target import TorchTarget
+
+DEFAULT_MAX_LENGTH = 2048
+
+
+def resolve_max_length(asked: int | None, checkpoint: Checkpoint) -> int:
+    """Positions per request: as asked, or the model's own limit up to 2048.
+
+    Raises:
+        ValueError: below 2 or beyond what the model's position encoding covers.
+    """
+    limit = checkpoint.config.max_position_embeddings
+    length = min(DEFAULT_MAX_LENGTH, limit) if asked is None else asked
+    if isinstance(length, bool) or not isinstance(length, int) or not 2 <= length <= limit:
+        raise ValueError(f"max_length: expected 2..{limit} (the model's position limit), got {length!r}")
+    return length
+
+
+def resolve_drafter(
+    source: str | Path | Drafter | None, target: TorchTarget, slots: int, temperature: float | None
+) -> Drafter | None:
+    """Load or take a drafter, and have the target hand out the features it wants."""
+    if source is None:
+        return None
+    named = isinstance(source, (str, Path))
+    drafter = load_drafter(source, target, slots, temperature) if named else source
+    target.use_features(drafter.feature_layers)
+    return drafter
+
+
+def resolve_policy(
+    source: str | Path | int | BlockPolicy | None, target: TorchTarget, drafter: Drafter | None
+) -> BlockPolicy:
+    """Load or take a policy and check that the drafter can draft every width it may choose."""
+    widths = drafter.window if drafter else (1,)
+    if source is None:
+        policy: BlockPolicy = Fixed(drafter.block_size if drafter else 1)
+    elif isinstance(source, int):
+        policy = Fixed(source)
+    elif isinstance(source, (str, Path)):
+        own = drafter.fingerprint if drafter else "none"
+        policy = load_policy(source, target.fingerprint, own, widths)
+    else:
+        policy = source
+    extra = [w for w in policy.window if w not in widths]
+    if extra:
+        what = f"this drafter drafts {widths}" if drafter else "there is no drafter, so only width 1 is possible"
+        raise ValueError(f"policy may choose widths {extra}, but {what}; choose another policy or drafter")
+    policy.bind(target.embedding)
+    return policy
+
+
+@contextmanager
+def progress_bar(show: bool, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr; yields a function that takes the number of finished requests."""
+    if not show:
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("generate", total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,58 @@
+"""What the host knows before a step: which slots run, how wide, and which optional work they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from blockpilot.rows import Rows, make_rows
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One graph family: everything about a step that is not a device value.
+
+    Attributes:
+        slots: active slots. widths: their admitted widths.
+        dump: index of the dump slot. bound: multiple of 64, at least every slot's keys after the step.
+        sampled: some slot samples. filtered: some slot filters. bans: some slot may not stop yet.
+        logprobs: number of top log-probabilities wanted, or None.
+    """
+
+    slots: tuple[int, ...]
+    widths: tuple[int, ...]
+    dump: int
+    bound: int
+    device: torch.device
+    sampled: bool = False
+    filtered: bool = False
+    bans: bool = False
+    logprobs: int | None = None
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Every block column of every active slot, Σ width of them."""
+        return make_rows(self.slots, self.widths, self.dump, self.device)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any slot drafts at all; otherwise no drafter runs."""
+        return max(self.widths) > 1
+
+    @cached_property
+    def draft_rows(self) -> Rows:
+        """The rows of slots wider than 1, for the drafter's own pass."""
+        wide = [(s, w) for s, w in zip(self.slots, self.widths, strict=True) if w > 1]
+        return make_rows(tuple(s for s, _ in wide), tuple(w for _, w in wide), self.dump, self.device)
+
+    @cached_property
+    def draft_source(self) -> Tensor:
+        """[draft_rows.padded] target row of each draft row; padding points at row 0."""
+        rows, index = self.rows, []
+        for start, width in zip(rows.starts, self.widths, strict=True):
+            index += range(start, start + width) if width > 1 else ()
+        pad = self.draft_rows.padded - len(index)
+        return torch.tensor(index + [0] * pad, device=self.device)

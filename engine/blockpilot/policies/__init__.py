@@ -1,0 +1,68 @@
+"""Policies choose each request's block width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockpilot.policies.contract import BlockPolicy, Fixed, Pair, check_window
+
+__all__ = ["BlockPolicy", "Fixed", "Pair", "check_window", "load_policy"]
+
+
+def load_policy(
+    source: str | Path | int | BlockPolicy, target: str, drafter: str, widths: Sequence[int]
+) -> BlockPolicy:
+    """The policy that `source` names, checked against the pair it is to steer.
+
+    Args:
+        source: "bundled", a policy file, a fixed width (int or decimal text), or a policy object.
+        target, drafter: fingerprints of the loaded pair.
+        widths: what the drafter can draft; width 1 never drafts and is always allowed.
+
+    Raises:
+        ValueError: the file is missing or malformed, was made for another pair, or chooses a width that the
+            drafter cannot draft.
+    """
+    if isinstance(source, bool) or not isinstance(source, (str, Path, int, BlockPolicy)):
+        raise ValueError(
+            f"policy: expected 'bundled', a policy file, a width or a BlockPolicy, got {source!r}"
+        )
+    policy: BlockPolicy
+    if isinstance(source, (str, Path)):
+        text = str(source)
+        policy = Fixed(int(text)) if text.isdecimal() else _from_file(source, Pair(target, drafter))
+    else:
+        policy = Fixed(source) if isinstance(source, int) else source
+    window = check_window(policy.window)
+    outside = [w for w in window if w != 1 and w not in widths]
+    if outside:
+        raise ValueError(
+            f"policy {source!r} chooses from widths {list(window)}, but drafter {drafter} drafts "
+            f"{_span(widths)}: "
+            f"{outside} cannot be drafted; use another policy or a fixed width"
+        )
+    return policy
+
+
+def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
+    from blockpilot.policies.policy_file import read_policy
+
+    if source == "bundled":
+        from blockpilot.bundled import policy_path
+
+        source = policy_path()
+    loaded = read_policy(source)
+    if loaded.pair != pair:
+        raise ValueError(
+            f"{source}: expected a policy made for {pair}, got one made for {loaded.pair}; make labels for "
+            "this pair "
+            "with `blockpilot label` and a policy with `blockpilot train-policy`, or pass a fixed width"
+        )
+    return loaded.predictor
+
+
+def _span(widths: Sequence[int]) -> str:
+    ordered = sorted(set(widths))
+    contiguous = len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1
+    return f"{ordered[0]} to {ordered[-1]}" if contiguous else f"only {ordered}"

@@ -1,0 +1,213 @@
+"""Policy files: a safetensors file of the network whose metadata says what it was made for, from and with.
+
+Metadata key "blockpilot_policy" is JSON: format, pair {target, drafter}, architecture {kind, input_kind,
+input_size, hidden, window, dropout}, objective, cost {width: seconds} or null, report (held out), training
+(settings). No pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor
+
+from blockpilot.policies.atomic import replacing
+from blockpilot.policies.contract import Pair
+from blockpilot.policies.predictor import Architecture, Predictor, WidthNetwork
+
+FORMAT = 1
+METADATA_KEY = "blockpilot_policy"
+OBJECTIVES = ("acceptance", "throughput")
+_MAX_HEADER = 16 * 2**20
+
+
+class PolicyFileError(ValueError):
+    """A policy file that is not what it should be; the message names file, place, expected and found."""
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A predictor with everything that says where it holds.
+
+    Attributes:
+        predictor: the network and its window.
+        pair: fingerprints of target and drafter.
+        objective: what the labels maximised, "acceptance" (τ) or "throughput" (τ / cost).
+        cost: seconds of a step by width, where the objective needed it.
+        report: held-out results, JSON-ready.
+        training: settings and data, JSON-ready.
+    """
+
+    predictor: Predictor
+    pair: Pair
+    objective: str
+    cost: dict[int, float] | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective: expected one of {OBJECTIVES}, got {self.objective!r}")
+        if self.objective == "throughput" and self.cost is None:
+            raise ValueError("cost: expected a table {width: seconds} for the throughput objective, got none")
+        if self.cost is not None:
+            check_cost(self.cost, self.predictor.window)
+
+
+def check_cost(cost: Mapping[int, float], window: tuple[int, ...]) -> dict[int, float]:
+    """The costs of the window's widths in seconds; ValueError unless each is there, finite and positive."""
+    missing = [w for w in window if w not in cost]
+    if missing:
+        raise ValueError(f"cost: expected seconds for every width of {list(window)}, missing {missing}")
+    for w in window:
+        value = cost[w]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"cost: expected finite positive seconds for width {w}, got {value!r}")
+    return {w: float(cost[w]) for w in window}
+
+
+def save_policy(file: PolicyFile, path: str | Path) -> None:
+    """Writes the policy file; it appears whole or not at all."""
+    predictor = file.predictor
+    head = {
+        "format": FORMAT,
+        "pair": asdict(file.pair),
+        "architecture": asdict(predictor.architecture),
+        "objective": file.objective,
+        "cost": None if file.cost is None else {str(w): c for w, c in file.cost.items()},
+        "report": file.report,
+        "training": file.training,
+    }
+    text = json.dumps(head, allow_nan=False, sort_keys=True)
+    tensors = {k: v.detach().float().cpu().contiguous() for k, v in predictor.network.state_dict().items()}
+    with replacing(Path(path)) as temporary:
+        save_file(tensors, temporary, metadata={METADATA_KEY: text})
+
+
+def read_policy(path: str | Path) -> PolicyFile:
+    """Reads and checks a policy file. PolicyFileError (a ValueError) says what is wrong with it."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PolicyFileError(
+            f"{path}: expected a readable policy file, got {error.strerror or error}"
+        ) from error
+    header = _header(path, data)
+    head = _metadata(path, header)
+    architecture = _architecture(path, head["architecture"])
+    tensors = _tensors(path, data, header, architecture)
+    network = WidthNetwork(architecture, seed=None)
+    network.load_state_dict(tensors, assign=True)
+    try:
+        pair = Pair(**head["pair"])
+        cost = None if head["cost"] is None else {int(w): c for w, c in head["cost"].items()}
+        predictor = Predictor(network)
+        return PolicyFile(predictor, pair, head["objective"], cost, head["report"], head["training"])
+    except (ValueError, TypeError, AttributeError) as error:
+        raise PolicyFileError(f"{path}: {error}") from error
+
+
+def _header(path: Path, data: bytes) -> dict[str, Any]:
+    """The safetensors header, after checking that the file is one and is as long as it says."""
+    if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
+        raise PolicyFileError(
+            f"{path}: expected safetensors, found a pickle or zip archive, which is never loaded"
+        )
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
+        raise PolicyFileError(
+            f"{path}: expected a safetensors header of {size} bytes, found a file of {len(data)} bytes"
+        )
+    try:
+        header = json.loads(data[8 : 8 + size])
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + size + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise PolicyFileError(
+            f"{path}: expected a safetensors header, found unreadable JSON ({error})"
+        ) from error
+    if expected != len(data):
+        raise PolicyFileError(
+            f"{path}: expected {expected} bytes by its header, found {len(data)}; copy it again"
+        )
+    checked: dict[str, Any] = header
+    return checked
+
+
+def _metadata(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """The policy's JSON with every key there and of the right type."""
+    metadata = header.get("__metadata__")
+    text = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
+    if text is None:
+        raise PolicyFileError(
+            f"{path}: expected metadata {METADATA_KEY!r}, found none; this is not a policy file"
+        )
+    try:
+        head = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PolicyFileError(f"{path}: expected JSON in metadata {METADATA_KEY!r}, found {error}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        found = head.get("format") if isinstance(head, dict) else head
+        raise PolicyFileError(f"{path}: expected policy format {FORMAT}, found {found!r}")
+    expected = {
+        "pair": dict,
+        "architecture": dict,
+        "objective": str,
+        "cost": (dict, type(None)),
+        "report": dict,
+        "training": dict,
+    }
+    for key, kind in expected.items():
+        if not isinstance(head.get(key, Ellipsis), kind):  # type: ignore[arg-type]
+            raise PolicyFileError(
+                f"{path}: expected metadata key {key!r} of type {kind}, found {head.get(key)!r}"
+            )
+    return head
+
+
+def _architecture(path: Path, values: dict[str, Any]) -> Architecture:
+    names = {f.name for f in fields(Architecture)}
+    if set(values) != names:
+        raise PolicyFileError(f"{path}: expected architecture keys {sorted(names)}, found {sorted(values)}")
+    try:
+        return Architecture(**values)
+    except (ValueError, TypeError) as error:
+        raise PolicyFileError(f"{path}: {error}") from error
+
+
+def _tensors(
+    path: Path, data: bytes, header: dict[str, Any], architecture: Architecture
+) -> dict[str, Tensor]:
+    """The network's tensors, each checked for presence, dtype, shape and finite values."""
+    d, h, c = architecture.input_size, architecture.hidden, len(architecture.window)
+    shapes = {
+        "first.weight": [h, d],
+        "first.bias": [h],
+        "second.weight": [h, h],
+        "second.bias": [h],
+        "head.weight": [c, h],
+        "head.bias": [c],
+    }
+    for name in sorted(set(shapes) | set(header) - {"__metadata__"}):
+        expected = f"F32 {shapes[name]}" if name in shapes else "no such tensor"
+        entry = header.get(name)
+        found = f"{entry.get('dtype')} {entry.get('shape')}" if isinstance(entry, dict) else "none"
+        if expected != found:
+            raise PolicyFileError(f"{path}: tensor {name!r}: expected {expected}, found {found}")
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise PolicyFileError(f"{path}: expected valid safetensors, found {error}") from error
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise PolicyFileError(f"{path}: tensor {name!r}: expected finite values, found NaN or infinity")
+    return tensors

@@ -1,0 +1,216 @@
+"""A network that reads the last prompt position's distribution and chooses a block width (arXiv 2606.31315).
+
+`full` is the paper's network over the whole vocabulary. `compact` reads the same distribution through the
+target's embedding: the probability-weighted mean of its rows, H numbers, and is small enough to ship.
+
+A row's width never depends on the rows beside it: every vocabulary reduction and every product runs in tiles
+of exactly 16 rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blockpilot.policies.contract import check_window
+from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
+
+INPUT_KINDS = {"full": ("raw", "probabilities", "normalised"), "compact": ("mean_embedding",)}
+DEFAULT_HIDDEN = {"full": 2048, "compact": 256}
+_VOCABULARY_CHUNK = 4096
+_RMS_EPSILON = 1e-12
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shape of a predictor.
+
+    Attributes:
+        kind: "full" or "compact".
+        input_kind: "raw" logits, "probabilities" or "normalised" (zero mean, unit variance) logits for full;
+            "mean_embedding" for compact.
+        input_size: V for full, H for compact.
+        hidden: width of both hidden layers.
+        window: the widths to choose from, one class each.
+        dropout: share of hidden units dropped in training.
+    """
+
+    kind: str
+    input_kind: str
+    input_size: int
+    hidden: int
+    window: tuple[int, ...]
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", check_window(self.window))
+        if self.kind not in INPUT_KINDS:
+            raise ValueError(f"Architecture.kind: expected one of {sorted(INPUT_KINDS)}, got {self.kind!r}")
+        if self.input_kind not in INPUT_KINDS[self.kind]:
+            raise ValueError(
+                f"Architecture.input_kind: expected one of {INPUT_KINDS[self.kind]} for {self.kind}, got "
+                f"{self.input_kind!r}"
+            )
+        for name in ("input_size", "hidden"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"Architecture.{name}: expected an int >= 1, got {value!r}")
+        if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
+            raise ValueError(f"Architecture.dropout: expected a number in [0, 1), got {self.dropout!r}")
+
+
+class _Linear(nn.Module):
+    """x·Wᵀ + b whose weight is left unset until it is drawn or loaded."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class WidthNetwork(nn.Module):
+    """Two hidden layers with ReLU and dropout, a residual around the second, a linear head; Kaiming init.
+
+    Args:
+        architecture: sizes.
+        seed: seed of the initial weights; None leaves them unset, for a state dict to come.
+    """
+
+    def __init__(self, architecture: Architecture, seed: int | None = 0) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.first = _Linear(architecture.input_size, architecture.hidden)
+        self.second = _Linear(architecture.hidden, architecture.hidden)
+        self.head = _Linear(architecture.hidden, len(architecture.window))
+        self.drop = nn.Dropout(architecture.dropout)
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            for layer in (self.first, self.second):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
+            nn.init.kaiming_normal_(self.head.weight, nonlinearity="linear", generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs [N, D] float32 → class scores [N, C]."""
+        h = self.drop(torch.relu(self.first(x)))
+        h = h + self.drop(torch.relu(self.second(h)))
+        scores: Tensor = self.head(h)
+        return scores
+
+
+def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | None = None) -> Tensor:
+    """What a predictor of `input_kind` reads, [R, D] float32, from raw logits [R, V] of any float dtype.
+
+    "mean_embedding" needs the target's embedding [V, H]: softmax(logits) @ E, over its root mean square.
+    A row with a non-finite logit is read as all-zero logits. A row's bits depend on no other row.
+    """
+    if last_logits.ndim != 2:
+        raise ValueError(f"last_logits: expected [R, V], got shape {tuple(last_logits.shape)}")
+    if input_kind == "mean_embedding":
+        vocabulary = None if embedding is None else embedding.shape[0]
+        if vocabulary != last_logits.shape[1]:
+            raise ValueError(
+                f"embedding: expected the target's table with {last_logits.shape[1]} rows, got "
+                f"{'none; call bind(embedding) first' if vocabulary is None else f'{vocabulary} rows'}"
+            )
+    logits = last_logits.float()
+    logits = torch.where(torch.isfinite(logits).all(-1, keepdim=True), logits, 0.0)
+    tiles = [_tile_input(t, input_kind, embedding) for t in torch.split(pad_rows(logits), TILE)]
+    return torch.cat(tiles)[: last_logits.shape[0]]
+
+
+def _tile_input(logits: Tensor, input_kind: str, embedding: Tensor | None) -> Tensor:
+    """[16, V] → [16, D]."""
+    if input_kind == "raw":
+        return logits
+    if input_kind == "normalised":
+        centred = logits - logits.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + _RMS_EPSILON)
+    p = torch.softmax(logits, -1)  # [16, V]
+    if input_kind == "probabilities":
+        return p
+    if input_kind != "mean_embedding" or embedding is None:
+        kinds = [k for kinds in INPUT_KINDS.values() for k in kinds]
+        raise ValueError(f"input_kind: expected one of {kinds}, got {input_kind!r}")
+    mean = _mean_row(p, embedding)
+    return mean * torch.rsqrt(mean.square().mean(-1, keepdim=True) + _RMS_EPSILON)
+
+
+def _mean_row(p: Tensor, embedding: Tensor) -> Tensor:
+    """p [16, V] @ embedding [V, H] → [16, H], in vocabulary chunks that keep a bf16 table's fp32 copy small.
+
+    Both sides of a product are padded to multiples of 16: with odd sizes a row's bits depend on its index.
+    """
+    vocabulary, size = embedding.shape
+    mean = p.new_zeros(p.shape[0], size + -size % TILE)
+    for start in range(0, vocabulary, _VOCABULARY_CHUNK):
+        rows = embedding[start : start + _VOCABULARY_CHUNK].float()
+        short = -len(rows) % TILE
+        weights = F.pad(p[:, start : start + len(rows)], (0, short))
+        mean += weights @ F.pad(rows, (0, -size % TILE, 0, short))
+    return mean[:, :size]
+
+
+class Predictor:
+    """A trained network as a `BlockPolicy`. It draws nothing at random and keeps nothing between requests."""
+
+    def __init__(self, network: WidthNetwork) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.architecture = network.architecture
+        self.window = network.architecture.window
+        self._embedding: Tensor | None = None
+        self._pack(torch.device("cpu"))
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the network's weights."""
+        return sum(p.numel() * p.element_size() for p in self.network.parameters())
+
+    def bind(self, embedding: Tensor) -> None:
+        """Keeps a reference to the target's embedding [V, H] and moves to its device."""
+        name, size = (
+            ("V", embedding.shape[0]) if self.architecture.kind == "full" else ("H", embedding.shape[-1])
+        )
+        if embedding.ndim != 2 or size != self.architecture.input_size:
+            raise ValueError(
+                f"embedding: expected [V, H] with {name} = {self.architecture.input_size}, got "
+                f"{tuple(embedding.shape)}"
+            )
+        self._embedding = embedding if self.architecture.kind == "compact" else None
+        self._pack(embedding.device)
+
+    def choose(self, last_logits: Tensor) -> Tensor:
+        """Raw logits [R, V] → widths [R] int64; the lowest width wins a tie and takes non-finite rows."""
+        scores = self.scores(policy_input(last_logits, self.architecture.input_kind, self._embedding))
+        window = torch.tensor(self.window, device=scores.device)
+        best = scores == scores.amax(-1, keepdim=True)
+        widths = torch.where(best, window, self.window[-1]).amin(-1)
+        return torch.where(torch.isfinite(last_logits).all(-1), widths, self.window[0])
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        """Inputs [R, D] float32 → class scores [R, C], row by row independent of R."""
+        if inputs.ndim != 2 or inputs.shape[1] != self.architecture.input_size:
+            raise ValueError(
+                f"inputs: expected [R, {self.architecture.input_size}], got shape {tuple(inputs.shape)}"
+            )
+        if inputs.shape[0] == 0:
+            return inputs.new_zeros(0, len(self.window))
+        if inputs.device != self._device:
+            self._pack(inputs.device)
+        h = torch.relu(self._first(pad_rows(inputs)))
+        h = h + torch.relu(self._second(h))
+        return self._head(h)[: inputs.shape[0]]
+
+    def _pack(self, device: torch.device) -> None:
+        self._device = device
+        self.network.to(device)
+        layers = (self.network.first, self.network.second, self.network.head)
+        self._first, self._second, self._head = (PackedLinear(m.weight, m.bias) for m in layers)
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.architecture.kind}, window={self.window})"

@@ -1,0 +1,208 @@
+"""Admission, stepping and retirement of requests over the fixed slots."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from blockpilot.admission import load_slot
+from blockpilot.drafters import Drafter
+from blockpilot.errors import QueueFullError
+from blockpilot.output import TokenLogprob
+from blockpilot.params import MAX_STOP_IDS
+from blockpilot.plan import StepPlan
+from blockpilot.policies import BlockPolicy
+from blockpilot.request import Handle
+from blockpilot.rows import kv_bound
+from blockpilot.state import State
+from blockpilot.step import Logprobs, StepClock, first_token, run_step
+from blockpilot.targets.torch_target import TorchTarget
+from blockpilot_kernels.accept_commit import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+
+REASONS = {FINISH_NONE: None, FINISH_STOP: "stop", FINISH_LENGTH: "length", FINISH_ERROR: "error"}
+
+
+@lru_cache(maxsize=256)
+def _cached_plan(
+    slots: tuple[int, ...],
+    widths: tuple[int, ...],
+    dump: int,
+    bound: int,
+    device: torch.device,
+    sampled: bool,
+    filtered: bool,
+    bans: bool,
+    logprobs: int | None,
+) -> StepPlan:
+    return StepPlan(slots, widths, dump, bound, device, sampled, filtered, bans, logprobs)
+
+
+class Scheduler:
+    """Owns the state and moves requests through it: queue → prefill → steps → output.
+
+    Args:
+        slots: requests decoded at once. widest: widest block any request may use.
+        eos: ids that end an answer unless a request ignores them. max_queue: requests that may wait.
+    """
+
+    def __init__(
+        self,
+        target: TorchTarget,
+        drafter: Drafter | None,
+        policy: BlockPolicy,
+        *,
+        slots: int,
+        widest: int,
+        eos: tuple[int, ...],
+        max_queue: int,
+    ) -> None:
+        self.target, self.drafter, self.policy = target, drafter, policy
+        self.eos, self.max_queue, self.dump = eos, max_queue, slots
+        self.state = State.allocate(slots, target.capacity, widest, MAX_STOP_IDS + len(eos), target.device)
+        self.queue: deque[Handle] = deque()
+        self.active: dict[int, Handle] = {}
+        self.policy_calls = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue or self.active)
+
+    def submit(self, handle: Handle) -> None:
+        """Queue a checked request; an empty budget finishes at once."""
+        if handle.params.max_new_tokens == 0:
+            handle.close("length")
+            return
+        if len(self.queue) >= self.max_queue:
+            raise QueueFullError(f"{self.max_queue} requests are waiting; call step() or raise max_queue")
+        self.queue.append(handle)
+
+    def cancel(self, handle: Handle, reason: str = "cancelled") -> None:
+        """End a request now and free its slot; a finished one is left alone."""
+        if handle in self.queue:
+            self.queue.remove(handle)
+        handle.close(reason)
+        self._retire(handle)
+
+    def step(self) -> bool:
+        """Admit what fits, run one step for every active slot, deliver. Returns whether work is left."""
+        self._expire()
+        for slot in range(self.dump):
+            while self.queue and slot not in self.active:
+                self._admit(slot, self.queue.popleft())
+        if self.active:
+            self._run()
+        return self.busy
+
+    def _expire(self) -> None:
+        now = time.perf_counter()
+        for handle in [*self.queue, *self.active.values()]:
+            if handle.expires is not None and now >= handle.expires:
+                self.cancel(handle, "deadline")
+
+    def _retire(self, handle: Handle) -> None:
+        if handle.slot is not None and self.active.get(handle.slot) is handle:
+            del self.active[handle.slot]
+            self.state.done[handle.slot] = True
+
+    def _admit(self, slot: int, handle: Handle) -> None:
+        """Prefill, first token, policy, drafter: the only place where a request's width is decided."""
+        clock = StepClock()
+        handle.slot = slot
+        self.active[slot] = handle
+        load_slot(self.state, slot, handle, self.eos)
+        logits, features = self.target.prefill(slot, handle.prompt)
+        plan = self._plan({slot: handle}, (1,))
+        logprobs = first_token(self.state, plan, logits)
+        clock.lap("prefill")
+        self._deliver({slot: handle}, plan, logprobs, first=True)
+        if handle.finished:
+            return
+        width = self._width(handle, logits[None])
+        handle.choose_width(width)
+        self.state.width[slot] = width
+        clock.lap("policy")
+        if width > 1:
+            assert self.drafter is not None  # _width refuses wider blocks without a drafter
+            self.drafter.begin(slot, features, handle.prompt)
+        clock.lap("draft")
+        self._charge([handle], clock)
+
+    def _width(self, handle: Handle, last_logits: torch.Tensor) -> int:
+        if handle.params.width is not None:
+            return handle.params.width
+        self.policy_calls += 1
+        width = int(self.policy.choose(last_logits)[0])
+        if not 1 <= width <= self.state.widest or (width > 1 and self.drafter is None):
+            raise ValueError(
+                f"policy chose width {width}; expected 1..{self.state.widest if self.drafter else 1}"
+            )
+        return width
+
+    def _plan(self, handles: dict[int, Handle], widths: Sequence[int]) -> StepPlan:
+        params = [h.params for h in handles.values()]
+        longest = max(
+            len(h.prompt) + len(h.token_ids) + w for h, w in zip(handles.values(), widths, strict=True)
+        )
+        wanted = [p.logprobs for p in params if p.logprobs is not None]
+        return _cached_plan(
+            tuple(handles),
+            tuple(widths),
+            self.dump,
+            min(kv_bound(longest), kv_bound(self.state.capacity)),
+            self.state.tokens.device,
+            any(p.temperature > 0 for p in params),
+            any(p.filtered for p in params),
+            any(p.min_new_tokens > 0 for p in params),
+            max(wanted) if wanted else None,
+        )
+
+    def _run(self) -> None:
+        handles = dict(sorted(self.active.items()))
+        clock = StepClock()
+        plan = self._plan(handles, [h.stats.width for h in handles.values()])
+        clock.lap("host")
+        logprobs = run_step(self.state, plan, self.target, self.drafter if plan.drafts else None, clock)
+        self._deliver(handles, plan, logprobs, first=False)
+        clock.lap("host")
+        self._charge(list(handles.values()), clock)
+
+    def _charge(self, handles: Sequence[Handle], clock: StepClock) -> None:
+        for handle in handles:
+            for phase, seconds in clock.seconds.items():
+                handle.stats.seconds[phase] += seconds / len(handles)
+
+    def _deliver(
+        self, handles: dict[int, Handle], plan: StepPlan, logprobs: Logprobs | None, first: bool
+    ) -> None:
+        """Drain what the last commit wrote: the one read of device values, between steps."""
+        s = self.state
+        start = s.length - s.count
+        window = (start[:, None] + torch.arange(s.widest, device=start.device)).clamp(max=s.capacity - 1)
+        table = torch.stack([s.count, s.accepted, s.effective, s.finish], 1)
+        rows = torch.cat([table, s.tokens.gather(1, window)], 1).tolist()
+        for i, (slot, handle) in enumerate(handles.items()):
+            count, accepted, effective, finish, *tokens = rows[slot]
+            entries = _entries(logprobs, plan, i, tokens[:count], handle.params.logprobs)
+            delivered = handle.advance(tokens[:count], entries, REASONS[finish])
+            if not first:
+                handle.count_step(effective, accepted, delivered)
+            if handle.finished:
+                self._retire(handle)
+
+
+def _entries(
+    logprobs: Logprobs | None, plan: StepPlan, i: int, tokens: list[int], top: int | None
+) -> list[TokenLogprob] | None:
+    """Log-probability entries of the i-th slot's committed tokens."""
+    if logprobs is None or top is None:
+        return None
+    at = slice(plan.rows.starts[i], plan.rows.starts[i] + len(tokens))
+    chosen, ids, values = logprobs.chosen[at].tolist(), logprobs.top_ids[at].tolist(), logprobs.top[at].tolist()
+    return [
+        TokenLogprob(t, c, tuple(zip(ids[j][:top], values[j][:top], strict=True)))
+        for j, (t, c) in enumerate(zip(tokens, chosen, strict=True))
+    ]

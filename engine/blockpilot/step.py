@@ -1,0 +1,158 @@
+"""One step: draft, verify, accept, commit. No device value is read on the host in here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from blockpilot.drafters import Drafter
+from blockpilot.plan import StepPlan
+from blockpilot.state import State
+from blockpilot.targets.torch_target import TorchTarget
+from blockpilot_kernels import accept_commit, choose, gumbel_noise
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Raw-distribution log-probabilities of packed rows: chosen [N], top ids and values [N, n]."""
+
+    chosen: Tensor
+    top_ids: Tensor
+    top: Tensor
+
+
+@dataclass
+class StepClock:
+    """Seconds by phase of one step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, phase: str) -> None:
+        """Charge the time since the last lap to `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def run_step(
+    state: State, plan: StepPlan, target: TorchTarget, drafter: Drafter | None, clock: StepClock
+) -> Logprobs | None:
+    """Advance every active slot by 1 … width tokens.
+
+    The emitted token at each position is the target's own choice there (argmax, or the Gumbel draw of its
+    seed and position), so what the drafter proposes decides only how many of them one step yields.
+    """
+    rows = plan.rows
+    begin_block(state)
+    exists = rows.column < state.effective[rows.slot]
+    position = state.length[rows.slot] - 1 + rows.column
+    noise = draw_noise(state, plan, position + 1, target.config.vocab_size)
+
+    if plan.drafts:
+        assert drafter is not None  # widths above 1 are refused at admission without a drafter
+        state.block[:, 1:] = drafter.propose(state, plan, noise).tokens
+    clock.lap("draft")
+
+    tokens = state.block[rows.slot, rows.column]
+    extent = state.length - 1 + state.effective
+    logits, features = target.verify(rows, tokens, position, exists, extent, plan.bound)
+    clock.lap("verify")
+
+    ids, finite = choose_rows(state, plan, logits, noise, position + 1)
+    put_choices(state, plan, ids, finite)
+    commit_choices(state)
+    found = row_logprobs(logits, ids, plan.logprobs)
+    clock.lap("accept")
+
+    if plan.drafts:
+        assert drafter is not None
+        drafter.commit(state, plan, features)
+    clock.lap("commit")
+    return found
+
+
+def begin_block(state: State) -> None:
+    """Set this step's effective widths and anchors.
+
+    Width is cut to remaining + 1 and to the room left in the context, as the published DFlash loop does.
+    """
+    remaining, cached = state.limit - state.length, state.length - 1
+    room = torch.minimum(remaining + 1, state.capacity - cached)
+    state.effective.copy_(torch.where(state.done, 0, torch.minimum(state.width, room)))
+    state.block[:, :1] = state.tokens.gather(1, cached[:, None])
+
+
+def draw_noise(state: State, plan: StepPlan, chosen_position: Tensor, vocab: int) -> Tensor | None:
+    """Gumbel noise [N, V] of the token each target row chooses, shared with the drafter; None if all greedy."""
+    if not plan.sampled:
+        return None
+    return gumbel_noise(state.seed[plan.rows.slot], chosen_position, vocab)
+
+
+def choose_rows(
+    state: State, plan: StepPlan, logits: Tensor, noise: Tensor | None, chosen_position: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The target's choice per packed row → ids [N], finite [N]."""
+    slot = plan.rows.slot
+    banned = None
+    if plan.bans:
+        early = chosen_position < state.free_from[slot]
+        banned = torch.where(early[:, None], state.stop_ids[slot], -1)
+    per_row = (state.temperature[slot], state.top_k[slot], state.top_p[slot], state.min_p[slot])
+    return choose(logits, noise, *per_row, banned, filtered=plan.filtered)
+
+
+def put_choices(state: State, plan: StepPlan, ids: Tensor, finite: Tensor) -> None:
+    """Scatter packed choices to [R, W]."""
+    at = plan.rows.slot * state.widest + plan.rows.column
+    state.choice.view(-1).index_copy_(0, at, ids)
+    state.finite.view(-1).index_copy_(0, at, finite)
+
+
+def commit_choices(state: State) -> None:
+    """Longest accepted prefix, bonus, stops, limits and lengths: the one place where requests advance."""
+    accept_commit(
+        state.block,
+        state.choice,
+        state.finite,
+        state.effective,
+        state.stop_ids,
+        state.limit,
+        state.tokens,
+        state.length,
+        state.done,
+        state.finish,
+        state.accepted,
+        state.count,
+    )
+
+
+def row_logprobs(logits: Tensor, ids: Tensor, top: int | None) -> Logprobs | None:
+    """Log-probabilities under softmax(logits); N must be a multiple of 16 so that a row's bits are its own."""
+    if top is None:
+        return None
+    norm = torch.logsumexp(logits, -1, keepdim=True)
+    best = logits.topk(min(top, logits.shape[1]), -1)
+    chosen = logits.gather(1, ids[:, None]) - norm
+    return Logprobs(chosen[:, 0], best.indices, best.values - norm)
+
+
+def first_token(state: State, plan: StepPlan, logits: Tensor) -> Logprobs | None:
+    """Choose and commit the token after a prompt, with the functions a step uses.
+
+    Args:
+        plan: one slot of width 1. logits: [V] of the last prompt position.
+    """
+    rows, (slot,) = plan.rows, plan.slots
+    chosen_position = state.length[rows.slot] + rows.column
+    noise = draw_noise(state, plan, chosen_position, len(logits))
+    tiled = logits.expand(rows.padded, -1).contiguous()
+    ids, finite = choose_rows(state, plan, tiled, noise, chosen_position)
+    put_choices(state, plan, ids, finite)
+    state.effective[slot] = 1
+    commit_choices(state.at(slot))
+    return row_logprobs(tiled, ids, plan.logprobs)

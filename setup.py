@@ -1,0 +1,58 @@
+"""Build of the optional C++ extension `blockpilot_kernels._C`; everything else is in pyproject.toml.
+
+A machine without a working C++ compiler gets the PyTorch reference instead, and one line that says so.
+BLOCKPILOT_REQUIRE_EXT=1 turns that line into an error.
+"""
+
+import os
+import platform
+import sys
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+REQUIRED = os.environ.get("BLOCKPILOT_REQUIRE_EXT", "0") == "1"
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+OPENMP = ["-fopenmp"] if sys.platform == "linux" else []  # at::parallel_for is serial without it
+
+# No contraction into fused multiply-adds: every instruction set then rounds alike.
+FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", *OPENMP]
+
+SOURCES = [
+    "csrc/module.cpp",
+    "csrc/cpu/isa.cpp",
+    "csrc/cpu/gumbel_noise.cpp",
+    "csrc/cpu/choose.cpp",
+    "csrc/cpu/accept_commit.cpp",
+    "csrc/cpu/rows_default.cpp",
+]
+if X86:
+    SOURCES += ["csrc/cpu/rows_avx2.cpp", "csrc/cpu/rows_avx512.cpp"]
+
+
+class OptionalBuild(BuildExtension):
+    """Compile the extension, or say in one line that the package goes without it."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception as error:
+            if REQUIRED:
+                raise
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            print(
+                f"blockpilot: the C++ extension was not built ({reason}); CPU ops will use the PyTorch reference. "
+                "Set BLOCKPILOT_REQUIRE_EXT=1 to make this an error.",
+                file=sys.stderr,
+            )
+            self.extensions = []
+
+
+extension = CppExtension(
+    "blockpilot_kernels._C",
+    SOURCES,
+    define_macros=[("BLOCKPILOT_X86", None)] if X86 else [],
+    extra_compile_args=FLAGS,
+    extra_link_args=OPENMP,
+)
+setup(ext_modules=[extension], cmdclass={"build_ext": OptionalBuild})

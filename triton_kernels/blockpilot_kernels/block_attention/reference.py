@@ -1,0 +1,156 @@
+"""Grouped-query block attention in plain PyTorch, in fixed tiles.
+
+Queries run in tiles of 16 (query, head) rows of one slot, keys in chunks of 64 at fixed positions, and the chunks are
+summed in order of position. A chunk that is masked for a row adds an exact zero, so neither the cache bound nor
+the rows beside it change its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockpilot_kernels.tiled_linear.reference import TILE
+
+KV_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """Where each packed row's heads sit in tiles of 16 query rows of one slot.
+
+    Attributes:
+        slots: [n_slots] cache slots, one per slot with rows.
+        slot_index: [T] index into `slots` for each tile.
+        gather: [T, 16] index into the N·G (row, head-in-group) queries; N·G marks padding.
+        row: [T, 16] packed row of each query; N marks padding.
+        scatter: [N·G] flat tile position of each query; T·16 where a packed row is padding.
+    """
+
+    slots: Tensor
+    slot_index: Tensor
+    gather: Tensor
+    row: Tensor
+    scatter: Tensor
+
+    @classmethod
+    def build(cls, slots: Sequence[int], counts: Sequence[int], padded: int, groups: int) -> AttentionTiles:
+        """Tiles for `counts[i]` consecutive packed rows of `slots[i]`, `padded` packed rows in all."""
+        tile_slot, gather = [], []
+        start = 0
+        for i, count in enumerate(counts):
+            queries = list(range(start * groups, (start + count) * groups))
+            for t in range(0, len(queries), TILE):
+                tile = queries[t : t + TILE]
+                tile_slot.append(i)
+                gather.append(tile + [padded * groups] * (TILE - len(tile)))
+            start += count
+        index = torch.tensor(gather)
+        scatter = torch.full((padded * groups + 1,), index.numel())
+        scatter[index.flatten()] = torch.arange(index.numel())
+        return cls(torch.tensor(slots), torch.tensor(tile_slot), index, index // groups, scatter[:-1].clone())
+
+    def to(self, device: torch.device) -> AttentionTiles:
+        """The same tiles on `device`."""
+        return AttentionTiles(*(getattr(self, f).to(device) for f in self.__dataclass_fields__))
+
+
+def block_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    bad: Tensor,
+    tiles: AttentionTiles,
+    position: Tensor,
+    extent: Tensor,
+    bound: int,
+    *,
+    causal: bool,
+    window: int | None = None,
+) -> Tensor:
+    """softmax(q·Kᵀ/√D)·V for packed query rows over their slots' cached keys.
+
+    Args:
+        q: [N, Hq, D] float32, N a multiple of 16.
+        k_cache, v_cache: [S, Hkv, C, D], C a multiple of 64; unwritten entries may hold anything, NaN included.
+        bad: [S, C] bool, True where a written key or value is not finite: a row that sees it becomes NaN.
+        tiles: see `AttentionTiles`.
+        position: [N] absolute position of each row.
+        extent: [S] keys written per slot; only positions < extent exist.
+        bound: multiple of 64, at least the largest extent among the slots.
+        causal: keys at positions ≤ the row's; otherwise every key of the slot.
+        window: sliding window length; |position − key| < window.
+
+    Returns:
+        [N, Hq·D] float32; rows that are padding are 0.
+    """
+    n, heads, dim = q.shape
+    kv_heads = k_cache.shape[1]
+    k, v, seen, broken = _load(k_cache, v_cache, bad, tiles, extent, bound)
+    rows = torch.cat([position, position.new_zeros(1)])[tiles.row]  # [T, 16]
+    seen = _visible(seen, rows, bound, causal, window)
+    q_tiles = _gather_queries(q, tiles, kv_heads)  # [Hkv, T, 16, D]
+    chunks = bound // KV_CHUNK
+    out = _attend(q_tiles, k, v, seen, seen & broken[:, None], chunks, dim**-0.5)
+    flat = torch.cat([out.flatten(1, 2), out.new_zeros(kv_heads, 1, dim)], 1)
+    return flat[:, tiles.scatter].view(kv_heads, n, heads // kv_heads, dim).transpose(0, 1).reshape(n, -1)
+
+
+def _load(
+    k_cache: Tensor, v_cache: Tensor, bad: Tensor, tiles: AttentionTiles, extent: Tensor, bound: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys and values [Hkv, T, bound, D] with unreadable ones zeroed, written and bad masks [T, bound]."""
+    slots = tiles.slots
+    k = k_cache[slots, :, :bound].float()  # [n, Hkv, bound, D]
+    v = v_cache[slots, :, :bound].float()
+    written = torch.arange(bound, device=k.device) < extent[slots, None]
+    broken = bad[slots, :bound]
+    hidden = (~written | broken)[:, None, :, None]
+    k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+    if len(slots) == 1:  # every tile reads the same keys: share them
+        count = len(tiles.slot_index)
+        expand = lambda x: x.transpose(0, 1).expand(-1, count, -1, -1)  # noqa: E731
+        return expand(k), expand(v), written.expand(count, -1), broken.expand(count, -1)
+    i = tiles.slot_index
+    return k[i].transpose(0, 1), v[i].transpose(0, 1), written[i], broken[i]
+
+
+def _visible(written: Tensor, rows: Tensor, bound: int, causal: bool, window: int | None) -> Tensor:
+    """[T, 16, bound] bool: which keys each query row may see."""
+    key = torch.arange(bound, device=rows.device)
+    seen = written[:, None, :]
+    if causal:
+        seen = seen & (key <= rows[..., None])
+    if window is not None:
+        seen = seen & (rows[..., None] - key < window) & (key - rows[..., None] < window)
+    return seen.expand(-1, rows.shape[1], -1)
+
+
+def _gather_queries(q: Tensor, tiles: AttentionTiles, kv_heads: int) -> Tensor:
+    n, heads, dim = q.shape
+    by_head = q.view(n, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+    return torch.cat([by_head, by_head.new_zeros(kv_heads, 1, dim)], 1)[:, tiles.gather]
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, broken: Tensor, chunks: int, scale: float
+) -> Tensor:
+    """q [Hkv, T, 16, D], k and v [Hkv, T, bound, D], seen [T, 16, bound] → [Hkv, T, 16, D]."""
+    heads, tiles, rows, dim = q.shape
+    split = (heads, tiles, chunks, KV_CHUNK, dim)
+    qc = q[:, :, None].expand(-1, -1, chunks, -1, -1).reshape(-1, rows, dim)
+    scores = torch.bmm(qc, k.reshape(split).flatten(0, 2).transpose(1, 2))  # [Hkv·T·chunks, 16, 64]
+    scores = scores.view(heads, tiles, chunks, rows, KV_CHUNK) * scale
+    by_chunk = lambda m: m.unflatten(-1, (chunks, KV_CHUNK)).transpose(1, 2)  # noqa: E731
+    scores = scores.masked_fill(~by_chunk(seen), float("-inf")).masked_fill(by_chunk(broken), float("nan"))
+    top = scores.amax((2, 4), keepdim=True)
+    p = torch.exp(scores - top.masked_fill(top == float("-inf"), 0))
+    weighted = torch.bmm(p.flatten(0, 2), v.reshape(split).flatten(0, 2)).view(heads, tiles, chunks, rows, dim)
+    mass = p.sum(-1)
+    total, out = mass[:, :, 0], weighted[:, :, 0]
+    for c in range(1, chunks):
+        total, out = total + mass[:, :, c], out + weighted[:, :, c]
+    return out / total[..., None]

@@ -1,0 +1,123 @@
+"""Triton kernels of `choose`: row statistics by chunk, then filter cuts, then scores by chunk, then the row's id.
+
+Whatever is reduced is a maximum, a minimum or a sum of integers, so the tiles cannot change a result.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blockpilot_kernels.choose.filters import inside_cut, load_row, order_key, row_best, row_cuts, scaled
+
+# (rows, ids) of one program. The interpreter pays per program, a GPU wants many of them.
+TILE_CUDA = (1, 2048)
+TILE_INTERPRETER = (64, 128)
+
+
+@triton.jit
+def row_stats(
+    LOGITS, BANNED, BEST, INDEX, BAD, N, V, S, n_chunks, ROWS: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Per row and chunk: highest allowed logit, the lowest id that holds it, and 1 if a logit is not finite."""
+    r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    m_r = r < N
+    raw, x = load_row(LOGITS, BANNED, r, m_r, i, V, S)
+    p = r * n_chunks + tl.program_id(1)
+    best = tl.max(x, 1)
+    tl.store(BEST + p, best, mask=m_r)
+    tl.store(INDEX + p, tl.min(tl.where(x == best[:, None], i[None, :], V), 1), mask=m_r)
+    tl.store(BAD + p, tl.max(tl.where(tl.abs(raw) < float("inf"), 0, 1), 1), mask=m_r)
+
+
+@triton.jit
+def row_scores(
+    LOGITS, NOISE, BANNED, TEMPERATURE, MIN_P, ROW_BEST, CUT_KEY, CUT_ID, BEST, INDEX, N, V, S, n_chunks,
+    FILTERED: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Per row and chunk: highest score of a kept id and the lowest id that holds it. Greedy rows score by logit."""
+    r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    m_r = r < N
+    _, x = load_row(LOGITS, BANNED, r, m_r, i, V, S)
+    m = m_r[:, None] & (i < V)[None, :]
+    noise = tl.load(NOISE + r[:, None] * V + i[None, :], mask=m, other=0.0)
+    temperature = tl.load(TEMPERATURE + r, mask=m_r, other=0.0)
+    z = scaled(x, row_best(ROW_BEST, r, m_r, n_chunks, CHUNKS), temperature)
+    kept = x > -float("inf")
+    if FILTERED:
+        cut_key = tl.load(CUT_KEY + r, mask=m_r, other=0)
+        cut_id = tl.load(CUT_ID + r, mask=m_r, other=0)
+        least = tl.minimum(tl.load(MIN_P + r, mask=m_r, other=0.0), 1.0)
+        kept = kept & inside_cut(order_key(x), i, cut_key, cut_id) & (tl.exp(z) >= least[:, None])
+    score = tl.where(kept, z + noise, -float("inf"))
+    score = tl.where(temperature[:, None] > 0, score, x)
+    best = tl.max(score, 1)
+    p = r * n_chunks + tl.program_id(1)
+    tl.store(BEST + p, best, mask=m_r)
+    tl.store(INDEX + p, tl.min(tl.where(score == best[:, None], i[None, :], V), 1), mask=m_r)
+
+
+@triton.jit
+def row_ids(BEST, INDEX, BAD, IDS, FINITE, N, V, n_chunks, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
+    """The row's id from its chunks; 0 if the row is not finite."""
+    r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    c = tl.arange(0, CHUNKS)
+    m_r = r < N
+    m = m_r[:, None] & (c < n_chunks)[None, :]
+    p = r[:, None] * n_chunks + c[None, :]
+    best = tl.load(BEST + p, mask=m, other=-float("inf"))
+    index = tl.load(INDEX + p, mask=m, other=V)
+    bad = tl.max(tl.load(BAD + p, mask=m, other=0), 1)
+    ids = tl.min(tl.where(best == tl.max(best, 1)[:, None], index, V), 1)
+    tl.store(IDS + r, tl.where((bad == 0) & (ids < V), ids, 0).to(tl.int64), mask=m_r)
+    tl.store(FINITE + r, tl.where(bad == 0, 1, 0).to(tl.int8), mask=m_r)
+
+
+def choose(
+    logits: Tensor,
+    noise: Tensor | None,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    banned: Tensor | None,
+    filtered: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `blockpilot_kernels.choose.choose`."""
+    rows, vocab = logits.shape
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    if rows == 0:
+        return ids, finite
+    tile_rows, chunk = TILE_CUDA if logits.is_cuda else TILE_INTERPRETER
+    n_chunks = triton.cdiv(vocab, chunk)
+    sizes = {"ROWS": tile_rows, "CHUNKS": triton.next_power_of_2(n_chunks)}
+    by_chunk = (triton.cdiv(rows, tile_rows), n_chunks)
+    by_row = by_chunk[:1]
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+
+    logits = logits.contiguous()
+    stops = logits.new_empty((rows, 0), dtype=torch.int64) if banned is None else banned.contiguous()
+    shape = (rows, vocab, stops.shape[1], n_chunks)
+    best = logits.new_empty((rows, n_chunks))
+    index, bad = (torch.empty_like(best, dtype=torch.int32) for _ in range(2))
+    row_stats[by_chunk](logits, stops, best, index, bad, *shape, ROWS=tile_rows, CHUNK=chunk, **options)
+    if noise is not None:
+        params = [t.contiguous() for t in (temperature, top_k, top_p, min_p)]
+        cut_key, cut_id = torch.empty_like(ids), torch.empty_like(ids)
+        if filtered:
+            row_cuts[by_row](
+                logits, stops, *params[:3], best, cut_key, cut_id, *shape, CHUNK=chunk, **sizes, **options
+            )
+        row_max, best, index = best, torch.empty_like(best), torch.empty_like(index)
+        row_scores[by_chunk](
+            logits, noise.contiguous(), stops, params[0], params[3], row_max, cut_key, cut_id, best, index,
+            *shape, FILTERED=filtered, CHUNK=chunk, **sizes, **options,
+        )  # fmt: skip
+    flags = finite.view(torch.int8)
+    row_ids[by_row](best, index, bad, ids, flags, rows, vocab, n_chunks, **sizes, **options)
+    return ids, finite
