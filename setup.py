@@ -16,7 +16,15 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 OPENMP = ["-fopenmp"] if sys.platform == "linux" else []  # at::parallel_for is serial without it
 
 # No contraction into fused multiply-adds: every instruction set then rounds alike.
-FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", *OPENMP]
+FLAGS = [
+    "-O3",
+    "-g0",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    *OPENMP,
+]
 
 SOURCES = [
     "csrc/module.cpp",
@@ -41,8 +49,8 @@ class OptionalBuild(BuildExtension):
                 raise
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             print(
-                f"blockpilot: the C++ extension was not built ({reason}); CPU ops will use the PyTorch reference. "
-                "Set BLOCKPILOT_REQUIRE_EXT=1 to make this an error.",
+                f"blockpilot: the C++ extension was not built ({reason}); CPU ops will use the PyTorch "
+                "reference. Set BLOCKPILOT_REQUIRE_EXT=1 to make this an error.",
                 file=sys.stderr,
             )
             self.extensions = []

@@ -15,7 +15,8 @@ TORCH_LIBRARY(blockpilot, m) {
       "choose(Tensor logits, Tensor? noise, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, "
       "Tensor? banned, bool filtered) -> (Tensor, Tensor)");
   m.def(
-      "accept_commit(Tensor block, Tensor choice, Tensor finite, Tensor width, Tensor stop_ids, Tensor limit, "
+      "accept_commit(Tensor block, Tensor choice, Tensor finite, Tensor width, Tensor stop_ids, Tensor "
+      "limit, "
       "Tensor(a!) tokens, Tensor(b!) length, Tensor(c!) done, Tensor(d!) finish, Tensor(e!) accepted, "
       "Tensor(f!) count) -> ()");
 }

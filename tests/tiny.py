@@ -18,6 +18,7 @@ from torch import Tensor
 
 MASK = 1
 EOS = 2
+INIT_STD = 0.8
 
 
 def save_target(
@@ -31,7 +32,7 @@ def save_target(
     kv_heads: int = 2,
     head_dim: int = 8,
     seed: int = 0,
-    favourites: int = 4,
+    favourites: int = 2,
     **config: Any,
 ) -> Path:
     """A causal LM of `family` ("llama" or "qwen3"), fp32, written by transformers' own save_pretrained.
@@ -51,7 +52,7 @@ def save_target(
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": 512,
-            "initializer_range": 0.25,
+            "initializer_range": INIT_STD,
             "tie_word_embeddings": favourites == 0,
             "bos_token_id": 0,
             "eos_token_id": EOS,
@@ -68,16 +69,20 @@ def save_target(
 
 
 def _prefer(embedding: Tensor, head: Tensor, favourites: int) -> None:
+    """Dimension 0 says "a favourite" louder than anything else; the others say which one."""
     with torch.no_grad():
-        embedding[:, 0] = 4.0
-        head[:, 0] = -1.0
-        head[3 : 3 + favourites, 0] = 1.0
+        embedding *= 2 / INIT_STD
+        head /= INIT_STD
+        embedding[:, 0] = 10.0
+        head[:, 0] = -8.0
+        head[3 : 3 + favourites, 0] = 8.0
 
 
 def drafter_config(target: Path, *, layers: int = 2, block_size: int = 8, **over: Any) -> dict[str, Any]:
     """config.json of a drafter for `target`, as z-lab publishes it; `over` replaces or adds top keys."""
     t = json.loads((target / "config.json").read_text())
-    ids = over.pop("target_layer_ids", sorted({0, t["num_hidden_layers"] // 2, t["num_hidden_layers"] - 1}))
+    # Not the last layer: transformers hands out its state after the final norm, this library before it.
+    ids = over.pop("target_layer_ids", sorted({0, t["num_hidden_layers"] // 2, t["num_hidden_layers"] - 2}))
     config = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -107,7 +112,7 @@ def drafter_config(target: Path, *, layers: int = 2, block_size: int = 8, **over
     return {**config, **over}
 
 
-def drafter_tensors(config: dict[str, Any], seed: int = 1, std: float = 0.25) -> dict[str, Tensor]:
+def drafter_tensors(config: dict[str, Any], seed: int = 3, std: float = 0.25) -> dict[str, Tensor]:
     """Random fp32 tensors of that drafter, norms near 1."""
     gen = torch.Generator().manual_seed(seed)
     h, inter, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
@@ -131,7 +136,7 @@ def drafter_tensors(config: dict[str, Any], seed: int = 1, std: float = 0.25) ->
     return {name: 1 + t if name.endswith("norm.weight") else t for name, t in tensors.items()}
 
 
-def save_drafter(folder: Path, target: Path, *, seed: int = 1, **over: Any) -> Path:
+def save_drafter(folder: Path, target: Path, *, seed: int = 3, **over: Any) -> Path:
     """A DFlash drafter folder for `target`; `over` as for `drafter_config`."""
     config = drafter_config(target, **over)
     write_drafter(folder, config, drafter_tensors(config, seed))

@@ -52,8 +52,8 @@ void accept_commit(const at::Tensor& block, const at::Tensor& choice, const at::
                    const at::Tensor& tokens, const at::Tensor& length, const at::Tensor& done,
                    const at::Tensor& finish, const at::Tensor& accepted, const at::Tensor& count) {
   TORCH_CHECK_VALUE(block.dim() == 2 && stop_ids.dim() == 2 && tokens.dim() == 2,
-                    "block, stop_ids, tokens: expected 2 dimensions, got ", block.dim(), ", ", stop_ids.dim(), ", ",
-                    tokens.dim());
+                    "block, stop_ids, tokens: expected 2 dimensions, got ", block.dim(), ", ", stop_ids.dim(),
+                    ", ", tokens.dim());
   const int64_t slots = block.size(0), widest = block.size(1), capacity = tokens.size(1);
   check_tensor("block", block, at::kLong, {slots, widest});
   check_tensor("choice", choice, at::kLong, {slots, widest});

@@ -27,7 +27,9 @@ struct Scratch {
         weight(uninitialised<int64_t>(filtered ? vocab : 0)),
         highest(uninitialised<uint32_t>(filtered ? vocab : 0)) {}
 
-  RowScratch rows() const { return {masked.get(), score.get(), id.get(), key.get(), weight.get(), highest.get()}; }
+  RowScratch rows() const {
+    return {masked.get(), score.get(), id.get(), key.get(), weight.get(), highest.get()};
+  }
 
   std::unique_ptr<float[]> masked, score;
   std::unique_ptr<int32_t[]> id;
@@ -92,9 +94,8 @@ std::tuple<at::Tensor, at::Tensor> choose(const at::Tensor& logits, const std::o
   int64_t* ids_out = ids.mutable_data_ptr<int64_t>();
   bool* finite_out = finite.mutable_data_ptr<bool>();
   const RowKernels& kernels = *current_isa().rows;
-  at::parallel_for(0, rows, rows_a_thread(vocab), [&](int64_t begin, int64_t end) {
-    work.run(kernels, begin, end, ids_out, finite_out);
-  });
+  at::parallel_for(0, rows, rows_a_thread(vocab),
+                   [&](int64_t begin, int64_t end) { work.run(kernels, begin, end, ids_out, finite_out); });
   return {ids, finite};
 }
 

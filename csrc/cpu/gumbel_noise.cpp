@@ -14,7 +14,7 @@ at::Tensor noise_rows(const at::Tensor& seed, const at::Tensor& position, int64_
   const int64_t rows = seed.numel();
   check_tensor("seed", seed, at::kLong, {rows});
   check_tensor("position", position, at::kLong, {rows});
-  TORCH_CHECK_VALUE(vocab >= 1 && vocab <= (int64_t{1} << 31), "vocab: expected 1 … 2^31, got ", vocab);
+  TORCH_CHECK_VALUE(vocab >= 1 && vocab <= (1 << 22), "vocab: expected 1 … 2^22, got ", vocab);
   const at::Tensor seeds = seed.contiguous(), positions = position.contiguous();
   at::Tensor out = at::empty({rows, vocab}, seed.options().dtype(dtype));
   const int64_t* s = seeds.const_data_ptr<int64_t>();
@@ -38,7 +38,8 @@ at::Tensor gumbel_from_integers(const at::Tensor& integers) {
   check_tensor("integers", integers, at::kLong, integers.sizes());
   const at::Tensor in = integers.contiguous();
   at::Tensor out = at::empty(in.sizes(), in.options().dtype(at::kFloat));
-  current_isa().rows->gumbel_from_integers(in.const_data_ptr<int64_t>(), in.numel(), out.mutable_data_ptr<float>());
+  current_isa().rows->gumbel_from_integers(in.const_data_ptr<int64_t>(), in.numel(),
+                                           out.mutable_data_ptr<float>());
   return out;
 }
 

@@ -42,7 +42,8 @@ Isa current_isa() {
     known += known.empty() ? candidate.isa.name : std::string(", ") + candidate.isa.name;
     if (!forced && candidate.supported) return candidate.isa;
     if (forced && std::string(wanted) == candidate.isa.name) {
-      TORCH_CHECK(candidate.supported, "BLOCKPILOT_ISA=", wanted, ": this machine lacks these instructions; unset it");
+      TORCH_CHECK(candidate.supported, "BLOCKPILOT_ISA=", wanted,
+                  ": this machine lacks these instructions; unset it");
       return candidate.isa;
     }
   }

@@ -9,8 +9,8 @@ struct Isa {
   const RowKernels* rows;
 };
 
-// The best instruction set of this machine, or the one that the environment variable BLOCKPILOT_ISA names. Throws
-// ValueError for a name that does not exist here, RuntimeError for one this machine cannot run.
+// The best instruction set of this machine, or the one that the environment variable BLOCKPILOT_ISA names.
+// Throws ValueError for a name that does not exist here, RuntimeError for one this machine cannot run.
 Isa current_isa();
 
 }  // namespace blockpilot

@@ -36,8 +36,8 @@ static int64_t first_equal(const float* x, int64_t n, float value) {
 }
 
 // The row with −inf at the banned ids: the row itself if none of them lies inside it.
-static const float* without_banned(const float* logits, int64_t vocab, const int64_t* banned, int64_t banned_count,
-                                   float* masked) {
+static const float* without_banned(const float* logits, int64_t vocab, const int64_t* banned,
+                                   int64_t banned_count, float* masked) {
   const float* row = logits;
   for (int64_t s = 0; s < banned_count; ++s) {
     if (banned[s] < 0 || banned[s] >= vocab) continue;
@@ -77,12 +77,14 @@ static int64_t draw_listed(const Scaled& row, const float* noise, float least, c
 }
 
 static int64_t choose(const float* logits, const float* noise, int64_t vocab, const int64_t* banned,
-                      int64_t banned_count, const RowParams& params, const RowScratch& scratch, bool* finite) {
+                      int64_t banned_count, const RowParams& params, const RowScratch& scratch,
+                      bool* finite) {
   *finite = all_finite(logits, vocab);
   if (!*finite) return 0;
   const float* x = without_banned(logits, vocab, banned, banned_count, scratch.masked);
   const float max = maximum(x, vocab);
-  if (noise == nullptr || !(params.temperature > 0.0f) || max == MINUS_INFINITY) return first_equal(x, vocab, max);
+  if (noise == nullptr || !(params.temperature > 0.0f) || max == MINUS_INFINITY)
+    return first_equal(x, vocab, max);
   const Scaled row = {x, vocab, max, params.temperature};
   if (!params.filtered) return draw(row, noise, 0.0f, scratch.score);
   const float least = params.min_p < 1.0f ? params.min_p : 1.0f;

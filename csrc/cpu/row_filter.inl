@@ -1,5 +1,6 @@
-// Top-k and top-p without a sort. Both keep a prefix of the order "highest logit first, lowest id first among equals".
-// Weights are integers, so that no sum depends on an order, and only ids that can be in the prefix are looked at.
+// Top-k and top-p without a sort. Both keep a prefix of the order "highest logit first, lowest id first among
+// equals". Weights are integers, so that no sum depends on an order, and only ids that can be in the prefix
+// are looked at.
 namespace blockpilot {
 namespace ROW_ISA {
 
@@ -30,8 +31,8 @@ static inline uint32_t order_key(float x) {
   return bits ^ ((bits >> 31) ? 0xffffffffu : 0x80000000u);
 }
 
-// Mass in units of 2^-40 of the most probable id's, summed over the row. Its two halves of 20 bits are summed apart
-// because only 32-bit conversions exist on every instruction set.
+// Mass in units of 2^-40 of the most probable id's, summed over the row. Its two halves of 20 bits are summed
+// apart because only 32-bit conversions exist on every instruction set.
 static int64_t total_mass(const Scaled& row) {
   int64_t total = 0;
   for (int64_t start = 0; start < row.vocab; start += 1024) {
@@ -48,8 +49,8 @@ static int64_t total_mass(const Scaled& row) {
   return total;
 }
 
-// Radix select: the highest key at which the weight (1 each if null), summed from the highest key down, reaches
-// `limit`. False if all of it stays below. `above` becomes the weight of the higher keys.
+// Radix select: the highest key at which the weight (1 each if null), summed from the highest key down,
+// reaches `limit`. False if all of it stays below. `above` becomes the weight of the higher keys.
 static bool find_key(const uint32_t* key, const int64_t* weight, int64_t n, int64_t limit, uint32_t* found,
                      int64_t* above) {
   constexpr int WIDTH[3] = {11, 11, 10};
@@ -113,8 +114,8 @@ static void block_keys(const Scaled& row, uint32_t* highest) {
   }
 }
 
-// Lists every id whose key is at least that of the `want`-th highest block: `want` ids or more, the highest of the row.
-// True if that is the whole row.
+// Lists every id whose key is at least that of the `want`-th highest block: `want` ids or more, the highest
+// of the row. True if that is the whole row.
 static bool list_highest(const Scaled& row, const uint32_t* highest, int64_t want, List& list) {
   const int64_t blocks = (row.vocab + BLOCK - 1) / BLOCK;
   uint32_t least = 0;

@@ -49,9 +49,14 @@ static inline float exp_not_positive(float x) {
   const float c = x < lowest ? lowest : x;
   const float n = (c * 1.44269504f + shift) - shift;
   const float r = (c - n * LN2_HIGH) - n * LN2_LOW;
-  const float p =
-      1.0f + r * (1.0f + r * (1.0f / 2 + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 +
-      r * (1.0f / 5040)))))));
+  float p = 1.0f / 5040;  // Taylor series, |r| ≤ ½ log 2
+  p = 1.0f / 720 + r * p;
+  p = 1.0f / 120 + r * p;
+  p = 1.0f / 24 + r * p;
+  p = 1.0f / 6 + r * p;
+  p = 1.0f / 2 + r * p;
+  p = 1.0f + r * p;
+  p = 1.0f + r * p;
   const float scale = float_of(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
   return x < lowest ? 0.0f : p * scale;
 }

@@ -2,11 +2,11 @@
 namespace blockpilot {
 namespace ROW_ISA {
 
-constexpr int COUNTERS = 16;          // counters a chunk, side by side
-constexpr int IDS = 4 * COUNTERS;     // ids a chunk: four lanes a counter
+constexpr int COUNTERS = 16;       // counters a chunk, side by side
+constexpr int IDS = 4 * COUNTERS;  // ids a chunk: four lanes a counter
 
-// Ten rounds on COUNTERS states side by side. Kept out of line: inlined, compilers unroll the inner loop before they
-// could vectorise it.
+// Ten rounds on COUNTERS states side by side. Kept out of line: inlined, compilers unroll the inner loop
+// before they could vectorise it.
 __attribute__((noinline)) static void philox_rounds(uint32_t k0, uint32_t k1, uint32_t* __restrict c0,
                                                     uint32_t* __restrict c1, uint32_t* __restrict c2,
                                                     uint32_t* __restrict c3) {
@@ -43,7 +43,8 @@ static void philox_chunk(int64_t seed, int64_t position, uint32_t first, uint32_
   }
 }
 
-// u = (i + ½) · 2^-32 in float, kept below 1 (the largest i round to 1, whose g would be −inf); g = −log(−log(1 − u)).
+// u = (i + ½) · 2^-32 in float, kept below 1 (the largest i round to 1, whose g would be −inf); g =
+// −log(−log(1 − u)).
 static inline float gumbel(uint32_t i) {
   const float below_one = 0x1.fffffep-1f;
   const float u = (static_cast<float>(i) + 0.5f) * 0x1p-32f;

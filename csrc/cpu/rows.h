@@ -1,6 +1,6 @@
-// Row kernels of the CPU ops, one table per instruction set. No torch header may be included here: the units behind
-// these tables are compiled for several instruction sets, and an inline function shared with the rest of the library
-// would be merged by the linker and run on machines that lack its instructions.
+// Row kernels of the CPU ops, one table per instruction set. No torch header may be included here: the units
+// behind these tables are compiled for several instruction sets, and an inline function shared with the rest
+// of the library would be merged by the linker and run on machines that lack its instructions.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,8 @@ struct RowParams {
   bool filtered;
 };
 
-// Working memory of one thread, uninitialised: [vocab] each, `highest` [blocks of ids]. The part from `id` on is used
-// by filtered rows only.
+// Working memory of one thread, uninitialised: [vocab] each, `highest` [blocks of ids]. The part from `id` on
+// is used by filtered rows only.
 struct RowScratch {
   float* masked;
   float* score;

@@ -1,5 +1,5 @@
-// Row kernels, compiled once per instruction set. Every loop does the same operations in the same order for a value
-// wherever it stands, and nothing is contracted, so the results do not depend on the instruction set.
+// Row kernels, compiled once per instruction set. Every loop does the same operations in the same order for a
+// value wherever it stands, and nothing is contracted, so the results do not depend on the instruction set.
 #include "row_math.inl"
 #include "row_noise.inl"
 #include "row_filter.inl"

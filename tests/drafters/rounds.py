@@ -85,7 +85,8 @@ class Rounds:
         self.widths[slot] = width
         self.logits[slot], self.blocks[slot], self.counts[slot] = [], [], []
         logits, features = self.target.prefill(slot, prompt)
-        first_token(s, StepPlan((slot,), (1,), self.slots, 64, CPU, temperature > 0), logits)
+        alone = StepPlan((slot,), (1,), self.slots, 64, CPU, sampled=temperature > 0, bans=free_from > n)
+        first_token(s, alone, logits)
         if width > 1 and not s.done[slot]:
             self.drafter.begin(slot, features, prompt)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from blockpilot import LLM, SamplingParams
+from blockpilot import LLM, Output, SamplingParams
 from blockpilot.drafters import Proposal
 
 VOCAB = 48
@@ -176,9 +176,14 @@ def plain_llm(dtype: str = "float32") -> LLM:
     return tiny_llm(dtype=dtype, max_requests=1)
 
 
-def plain(prompt: Sequence[int], params: SamplingParams, dtype: str = "float32"):
-    """What plain decoding of this prompt alone returns."""
-    return plain_llm(dtype).generate([list(prompt)], params)[0]
+def plain(prompt: Sequence[int], params: SamplingParams, dtype: str = "float32") -> Output:
+    """What plain decoding of this prompt alone returns (kept: it never changes)."""
+    return _plain(tuple(prompt), params, dtype)
+
+
+@lru_cache(maxsize=None)
+def _plain(prompt: tuple[int, ...], params: SamplingParams, dtype: str) -> Output:
+    return plain_llm(dtype).generate([prompt], params)[0]
 
 
 def script_answers(

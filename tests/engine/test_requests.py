@@ -184,7 +184,8 @@ def test_policy_is_asked_once_per_request_with_raw_logits():
     outputs = llm.generate(asked, params)
     assert len(policy.calls) == llm.policy_calls == 5
     assert sorted(o.stats.width for o in outputs) == [2, 2, 4, 4, 4]
-    raw, _ = llm.target.prefill(0, asked[0])
+    with torch.inference_mode():
+        raw, _ = llm.target.prefill(0, asked[0])
     assert torch.equal(policy.calls[0], raw[None])
     assert policy.embedding.shape[0] == VOCAB
     assert [o.token_ids for o in outputs] == [plain(p, params).token_ids for p in asked]
@@ -331,7 +332,8 @@ def test_logprobs_equal_plain_and_the_raw_distribution(llm, mode):
             assert output.logprobs == expected.logprobs
             assert [e.token_id for e in output.logprobs] == output.token_ids
     ids = asked[0] + outputs[0].token_ids
-    raw, _ = llm.target.prefill(0, ids[:-1])
+    with torch.inference_mode():
+        raw, _ = llm.target.prefill(0, ids[:-1])
     last = outputs[0].logprobs[-1]
     exact = raw.double().log_softmax(-1)
     assert last.logprob == pytest.approx(exact[ids[-1]].item(), abs=1e-5)

@@ -126,9 +126,10 @@ def test_nan_in_everything_unwritten_changes_no_bit(dtype):
     asked = prompts(5, seed=3)
     script_answers(drafter, [(p, PARAMS) for p in asked], dtype, 40)
     llm = tiny_llm(drafter, dtype=dtype, max_requests=2)
-    llm.target.cache.k.fill_(float("nan"))
-    llm.target.cache.v.fill_(float("nan"))
-    llm.target.cache.bad.fill_(True)
+    with torch.inference_mode():
+        llm.target.cache.k.fill_(float("nan"))
+        llm.target.cache.v.fill_(float("nan"))
+        llm.target.cache.bad.fill_(True)
     state = llm._scheduler.state
     state.block.fill_(3)
     state.choice.fill_(-7)

@@ -68,18 +68,27 @@ def test_matches_float64(causal, window, dtype):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("bound", [KV_CHUNK * 2, LENGTH])
 def test_row_is_independent_of_block_batch_and_bound(bound, threads):
-    """A query alone equals the same query inside a wide block, a batch, another slot order and a larger bound."""
+    """A query alone equals the same query inside a wide block, a batch, another slot order and a larger
+    bound."""
     cache = make_cache()
     q = torch.randn(9, HEADS, DIM, generator=torch.Generator().manual_seed(2))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = [run(q[j : j + 1], cache, (1,), (1,), (70 + j,), bound=2 * KV_CHUNK, causal=True)[0] for j in range(9)]
+    alone = [
+        run(q[j : j + 1], cache, (1,), (1,), (70 + j,), bound=2 * KV_CHUNK, causal=True)[0] for j in range(9)
+    ]
     torch.set_num_threads(threads)
     try:
         block = run(q, cache, (1,), (9,), (70,), bound=bound, causal=True)
         other = torch.randn(21, HEADS, DIM)
         batch = run(
-            torch.cat([other[:3], q, other[3:]]), cache, (3, 1, 0), (3, 9, 18), (7, 70, 90), bound=bound, causal=True
+            torch.cat([other[:3], q, other[3:]]),
+            cache,
+            (3, 1, 0),
+            (3, 9, 18),
+            (7, 70, 90),
+            bound=bound,
+            causal=True,
         )
     finally:
         torch.set_num_threads(before)

@@ -87,7 +87,9 @@ def test_glue_is_independent_of_place(width, threads):
             for i in (0, 7, n - 1):
                 x = torch.randn(n, 2 * width, generator=gen)
                 x[i] = row
-                assert torch.equal(rms_norm(x, weight, 1e-6)[i], rms_norm(pad_rows(row[None]), weight, 1e-6)[0])
+                assert torch.equal(
+                    rms_norm(x, weight, 1e-6)[i], rms_norm(pad_rows(row[None]), weight, 1e-6)[0]
+                )
                 assert torch.equal(swiglu(x)[i], swiglu(pad_rows(row[None]))[0])
     finally:
         torch.set_num_threads(before)
@@ -103,5 +105,7 @@ def test_glue_matches_float64():
     angle = torch.rand(16, 4) * 6
     heads = torch.randn(16, 3, 8)
     turned = apply_rope(heads, angle.cos(), angle.sin())
-    pairs = torch.view_as_complex(torch.stack(heads.chunk(2, -1), -1)) * torch.polar(torch.ones(16, 1, 4), angle[:, None])
+    pairs = torch.view_as_complex(torch.stack(heads.chunk(2, -1), -1)) * torch.polar(
+        torch.ones(16, 1, 4), angle[:, None]
+    )
     torch.testing.assert_close(turned, torch.cat([pairs.real, pairs.imag], -1), atol=1e-6, rtol=1e-5)

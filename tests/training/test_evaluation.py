@@ -94,7 +94,7 @@ def test_intervals_have_the_normal_width_and_follow_the_seed():
 
 
 def test_a_difference_is_paired():
-    """A constant advantage on noisy prompts has an interval of no width, which unpaired resamples would not give."""
+    """A constant advantage on noisy prompts has an interval of no width, unlike unpaired ones."""
     tau = torch.rand(50, 1, dtype=torch.float64) * 5 + torch.tensor([[0.0, 0.25, 0.0]])
     data = examples(tau.tolist())
     picks, control = torch.full((50,), 1), torch.zeros(50, dtype=torch.long)

@@ -11,7 +11,18 @@ from blockpilot.policies import Pair, load_policy
 from blockpilot.policies.policy_file import read_policy
 from blockpilot.training.labels import label_prompts
 from blockpilot.training.policy_training import TrainSettings, train_policy
-from tests.training.fakes import HIDDEN, VOCAB, WINDOW, FakeLLM, planted, prompts, write_labels
+from blockpilot.training.prompts import split_rows
+from tests.training.fakes import (
+    HIDDEN,
+    VOCAB,
+    WINDOW,
+    FakeLLM,
+    embedding,
+    logits_of,
+    planted,
+    prompts,
+    write_labels,
+)
 
 QUICK = {"hidden": 32, "epochs": 40, "learning_rate": 3e-3, "bootstrap": 500}
 COUNT = 400
@@ -44,9 +55,9 @@ def test_a_planted_rule_is_learnt_and_shuffled_labels_are_not(trained):
     section = trained[0].acceptance
     assert section.accuracy > 0.85
     assert section.control_accuracy < 0.45
-    assert section.gains["predictor - best_fixed"].low > 0.2
-    assert section.gains["predictor - shuffled_control"].low > 0.2
-    assert section.gains["predictor - random"].low > 0.2
+    for other in ("best_fixed", "drafter_block", "random", "shuffled_control"):
+        assert section.gains[f"predictor - {other}"].low > 0.1
+    assert section.gains["predictor - best_fixed"].mean > 0.8 * section.gains["oracle - best_fixed"].mean
     assert 0 <= section.regret < 0.1
     assert trained[0].conclusion.startswith("The predictor beats the best fixed width")
 
@@ -81,19 +92,17 @@ def test_the_same_seed_gives_the_same_file_and_another_does_not(labels, trained,
 
 
 def test_training_leaves_the_global_stream_and_threads_alone(labels, tmp_path):
-    before = torch.get_num_threads()
+    before = torch.get_num_threads()  # 1 or 2
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
-    train(labels, tmp_path / "policy.safetensors", epochs=1, threads=before + 1)
+    train(labels, tmp_path / "policy.safetensors", epochs=1, threads=2)
     assert torch.equal(torch.rand(3), wanted) and torch.get_num_threads() == before
 
 
 def test_held_out_labels_cannot_reach_the_network(labels, trained, tmp_path):
     """Turning every held-out τ upside down changes the report and not one weight."""
     inputs, tau = planted(COUNT)
-    from blockpilot.training.prompts import split_rows
-
     _, held = split_rows([f"f{i % 6}" for i in range(COUNT)], 0.25, 0, "random")
     assert len(held) == trained[0].held_out == 100
     tau[held] = 3 - tau[held]
@@ -108,7 +117,7 @@ def test_held_out_labels_cannot_reach_the_network(labels, trained, tmp_path):
 def test_whole_families_can_be_held_out(labels, tmp_path):
     report = train(labels, tmp_path / "policy.safetensors", split="family", epochs=2)
     assert report.split == "family"
-    assert report.held_out in (133, 134) and report.train + report.held_out == COUNT  # 2 of 6 families
+    assert 132 <= report.held_out <= 134 and report.train + report.held_out == COUNT  # 2 of 6 families
 
 
 def test_throughput_labels_follow_the_cost(labels, tmp_path):
@@ -172,10 +181,7 @@ def test_full_predictors_read_the_kept_logits(tmp_path, input_kind):
 
 
 def test_the_report_judges_what_the_engine_will_run(tmp_path):
-    """Labels captured through the policy hook, then choose() on the same logits: the picks are the report's."""
-    from blockpilot.training.prompts import split_rows
-    from tests.training.fakes import embedding, logits_of
-
+    """Labels captured through the policy hook, then choose() on the same logits: the report's picks."""
     labels, items = tmp_path / "labels.jsonl", prompts(40)
     label_prompts(FakeLLM, items, window=WINDOW, max_new_tokens=12, output=labels, progress=False)
     report = train(labels, tmp_path / "policy.safetensors", epochs=5)
@@ -215,6 +221,6 @@ def test_bad_settings_are_refused(change):
 
 def test_a_diverging_run_is_an_error(tmp_path):
     inputs, tau = planted(40)
-    labels = write_labels(tmp_path / "labels.jsonl", inputs * 1e38, tau)
+    labels = write_labels(tmp_path / "labels.jsonl", inputs / inputs.abs().max() * 3e38, tau)
     with pytest.raises(ArithmeticError, match="diverged"):
         train(labels, tmp_path / "policy.safetensors", epochs=2)

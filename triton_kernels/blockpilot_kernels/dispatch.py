@@ -1,7 +1,7 @@
 """Which implementation of an op runs: decided here, in one place, and explained on request.
 
-Backends: `reference` (plain PyTorch: the meaning), `cpp` (the C++ extension, CPU tensors) and `triton` (CUDA tensors,
-or CPU tensors under Triton's interpreter). The environment variable BLOCKPILOT_BACKEND forces one.
+Backends: `reference` (plain PyTorch: the meaning), `cpp` (the C++ extension, CPU tensors) and `triton` (CUDA
+tensors, or CPU tensors under Triton's interpreter). The environment variable BLOCKPILOT_BACKEND forces one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def forced(backend: str) -> Iterator[None]:
 
 @cache
 def extension_error() -> str | None:
-    """None if the C++ extension is loaded, else one line saying why not. A broken extension counts as absent."""
+    """None if the C++ extension is loaded, else one line saying why not. A broken one counts as absent."""
     try:
         importlib.import_module("blockpilot_kernels._C")
     except ModuleNotFoundError:
@@ -100,8 +100,8 @@ def _decide(
     """(backend, why, line to report once or None)."""
     wanted = inner or environment or None
     if wanted is not None and wanted not in BACKENDS:
-        raise ValueError(f"{ENVIRONMENT}: expected one of {', '.join(BACKENDS)}, got {wanted!r}; unset it to let "
-                         "the tensors' device decide")  # fmt: skip
+        known = ", ".join(BACKENDS)
+        raise ValueError(f"{ENVIRONMENT}: expected one of {known}, got {wanted!r}; unset it to choose by device")
     if device == "meta":
         return "reference", "meta tensors carry shapes only", None
     if wanted is not None:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def expect(op: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], like: Tensor) -> None:
+def expect(
+    op: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], like: Tensor
+) -> None:
     """Raise ValueError unless `tensor` has this dtype and shape and lies where `like` lies."""
     if tensor.dtype == dtype and tensor.shape == shape and tensor.device == like.device:
         return
@@ -17,7 +19,9 @@ def expect(op: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[
 def expect_dim(op: str, name: str, tensor: Tensor, dim: int) -> None:
     """Raise ValueError unless `tensor` has `dim` dimensions."""
     if tensor.dim() != dim:
-        raise ValueError(f"{op}: {name}: expected {dim} dimensions, got shape {list(tensor.shape)}; reshape it")
+        raise ValueError(
+            f"{op}: {name}: expected {dim} dimensions, got shape {list(tensor.shape)}; reshape it"
+        )
 
 
 def _words(dtype: torch.dtype, shape: tuple[int, ...], at: Tensor) -> str:

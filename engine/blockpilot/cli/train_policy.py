@@ -52,7 +52,7 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Fit a policy to labels; report it held out beside fixed widths, the oracle and shuffled labels."""
-    from blockpilot.training import report as reporting
+    import blockpilot.training.report as reporting
     from blockpilot.training.policy_training import TrainSettings, train_policy
 
     settings = TrainSettings(

@@ -142,12 +142,16 @@ class DFlashDrafter:
 
         Args:
             noise: [N, V] Gumbel noise by target row, or None when every request is greedy.
+
+        Raises:
+            ValueError: a state with room for wider blocks than the drafter's window.
         """
+        if state.widest > max(self.window):
+            raise ValueError(f"state: expected blocks of at most {max(self.window)}, got {state.widest}")
         head = head_rows(plan.draft_rows, plan.dump)
         ids = self._choose(state, plan, head, self.draft_logits(state, plan), noise)
-        stride = self._tokens.shape[1]
+        stride, n = self._tokens.shape[1], state.widest - 1
         self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
-        n = state.widest - 1
         return Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
 
     def draft_logits(self, state: State, plan: StepPlan) -> Tensor:

@@ -39,8 +39,7 @@ def load_policy(
     if outside:
         raise ValueError(
             f"policy {source!r} chooses from widths {list(window)}, but drafter {drafter} drafts "
-            f"{_span(widths)}: "
-            f"{outside} cannot be drafted; use another policy or a fixed width"
+            f"{_span(widths)}: {outside} cannot be drafted; use another policy or a fixed width"
         )
     return policy
 
@@ -55,9 +54,8 @@ def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
     loaded = read_policy(source)
     if loaded.pair != pair:
         raise ValueError(
-            f"{source}: expected a policy made for {pair}, got one made for {loaded.pair}; make labels for "
-            "this pair "
-            "with `blockpilot label` and a policy with `blockpilot train-policy`, or pass a fixed width"
+            f"{source}: expected a policy made for {pair}, got one made for {loaded.pair}; make one for this "
+            "pair with `blockpilot label` and `blockpilot train-policy`, or pass a fixed width"
         )
     return loaded.predictor
 

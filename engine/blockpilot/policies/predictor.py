@@ -3,8 +3,8 @@
 `full` is the paper's network over the whole vocabulary. `compact` reads the same distribution through the
 target's embedding: the probability-weighted mean of its rows, H numbers, and is small enough to ship.
 
-A row's width never depends on the rows beside it: every vocabulary reduction and every product runs in tiles
-of exactly 16 rows.
+A row's width never depends on the rows beside it: reductions over the vocabulary and the network run in tiles
+of exactly 16 rows, the mean embedding row by row.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Architecture:
             raise ValueError(f"Architecture.kind: expected one of {sorted(INPUT_KINDS)}, got {self.kind!r}")
         if self.input_kind not in INPUT_KINDS[self.kind]:
             raise ValueError(
-                f"Architecture.input_kind: expected one of {INPUT_KINDS[self.kind]} for {self.kind}, got "
-                f"{self.input_kind!r}"
+                f"Architecture.input_kind: expected one of {INPUT_KINDS[self.kind]} for {self.kind}, "
+                f"got {self.input_kind!r}"
             )
         for name in ("input_size", "hidden"):
             value = getattr(self, name)
@@ -120,40 +120,39 @@ def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | None 
             )
     logits = last_logits.float()
     logits = torch.where(torch.isfinite(logits).all(-1, keepdim=True), logits, 0.0)
-    tiles = [_tile_input(t, input_kind, embedding) for t in torch.split(pad_rows(logits), TILE)]
-    return torch.cat(tiles)[: last_logits.shape[0]]
+    tiles = [_tile_input(t, input_kind) for t in torch.split(pad_rows(logits), TILE)]
+    vectors = torch.cat(tiles)[: last_logits.shape[0]]  # [R, V]
+    return vectors if embedding is None or input_kind != "mean_embedding" else _mean_rows(vectors, embedding)
 
 
-def _tile_input(logits: Tensor, input_kind: str, embedding: Tensor | None) -> Tensor:
-    """[16, V] → [16, D]."""
+def _tile_input(logits: Tensor, input_kind: str) -> Tensor:
+    """[16, V] → [16, V]."""
     if input_kind == "raw":
         return logits
     if input_kind == "normalised":
         centred = logits - logits.mean(-1, keepdim=True)
         return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + _RMS_EPSILON)
-    p = torch.softmax(logits, -1)  # [16, V]
-    if input_kind == "probabilities":
-        return p
-    if input_kind != "mean_embedding" or embedding is None:
+    if input_kind not in ("probabilities", "mean_embedding"):
         kinds = [k for kinds in INPUT_KINDS.values() for k in kinds]
         raise ValueError(f"input_kind: expected one of {kinds}, got {input_kind!r}")
-    mean = _mean_row(p, embedding)
-    return mean * torch.rsqrt(mean.square().mean(-1, keepdim=True) + _RMS_EPSILON)
+    return torch.softmax(logits, -1)
 
 
-def _mean_row(p: Tensor, embedding: Tensor) -> Tensor:
-    """p [16, V] @ embedding [V, H] → [16, H], in vocabulary chunks that keep a bf16 table's fp32 copy small.
+def _mean_rows(p: Tensor, embedding: Tensor) -> Tensor:
+    """p [R, V] @ embedding [V, H] → [R, H] of unit root mean square.
 
-    Both sides of a product are padded to multiples of 16: with odd sizes a row's bits depend on its index.
+    A request is asked about once, mostly alone: one matrix-vector product per row reads the table once, where a
+    16-row tile would do 16 times the work. Chunks keep a bf16 table's fp32 copy small.
     """
-    vocabulary, size = embedding.shape
-    mean = p.new_zeros(p.shape[0], size + -size % TILE)
-    for start in range(0, vocabulary, _VOCABULARY_CHUNK):
-        rows = embedding[start : start + _VOCABULARY_CHUNK].float()
-        short = -len(rows) % TILE
-        weights = F.pad(p[:, start : start + len(rows)], (0, short))
-        mean += weights @ F.pad(rows, (0, -size % TILE, 0, short))
-    return mean[:, :size]
+    means = p.new_empty(p.shape[0], embedding.shape[1])
+    for i, row in enumerate(p):
+        weights = row.clone()  # a fresh buffer, so that every row is aligned alike
+        mean = p.new_zeros(embedding.shape[1])
+        for start in range(0, embedding.shape[0], _VOCABULARY_CHUNK):
+            chunk = slice(start, start + _VOCABULARY_CHUNK)
+            mean = torch.addmv(mean, embedding[chunk].float().t(), weights[chunk])
+        means[i] = mean * torch.rsqrt(mean.square().mean() + _RMS_EPSILON)
+    return means
 
 
 class Predictor:
@@ -178,8 +177,8 @@ class Predictor:
         )
         if embedding.ndim != 2 or size != self.architecture.input_size:
             raise ValueError(
-                f"embedding: expected [V, H] with {name} = {self.architecture.input_size}, got "
-                f"{tuple(embedding.shape)}"
+                f"embedding: expected [V, H] with {name} = {self.architecture.input_size}, "
+                f"got {tuple(embedding.shape)}"
             )
         self._embedding = embedding if self.architecture.kind == "compact" else None
         self._pack(embedding.device)

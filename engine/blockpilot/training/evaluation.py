@@ -36,9 +36,9 @@ class Section:
         best_fixed_width: the width with the highest mean on the training part.
         picks: how often the predictor chose each width.
         best_widths: how often each width was the best one.
-        accuracy, control_accuracy: share of prompts for which the best width (the lowest on a tie) was chosen.
-        block_size_best: share of prompts for which no width beats the drafter's block size; None if not labelled.
-        block_size_label: share of prompts whose best width, the lowest on a tie, is the drafter's block size.
+        accuracy, control_accuracy: share of prompts whose best width (lowest on a tie) was chosen.
+        block_size_best: share of prompts where no width beats the drafter's block size; None: not labelled.
+        block_size_label: share of prompts whose best width (lowest on a tie) is the drafter's block size.
         regret: oracle minus predictor, mean.
     """
 

@@ -80,7 +80,7 @@ def label_prompts(
     Args:
         llm_factory: makes the LLM around the recording policy it is given; the LLM is closed at the end.
         prompts: {"id", "family", "prompt"} each, ids unique.
-        window: widths to compare. The first runs through the policy, the others by
+        window: widths to compare. The first runs through the policy, the others through
             `SamplingParams.width`.
         max_new_tokens: tokens per answer, at least 2.
         output: label file.
@@ -219,10 +219,8 @@ def _check_identical(
                 pairs = zip(wanted, got, strict=False)
                 at = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(wanted), len(got)))
                 raise ExactnessError(
-                    f"prompt {chunk[i]['id']}: widths {window[0]} and {width} give different ids from token "
-                    f"{at} on "
-                    f"({wanted[at : at + 3]} against {got[at : at + 3]}); the engine is not exact, labels "
-                    "are void"
+                    f"prompt {chunk[i]['id']}: widths {window[0]} and {width} give different ids from token {at} "
+                    f"on ({wanted[at : at + 3]}, {got[at : at + 3]}); the engine is not exact, labels are void"
                 )
     return len(whole)
 

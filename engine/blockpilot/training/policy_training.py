@@ -22,6 +22,7 @@ from blockpilot.training.prompts import split_rows
 from blockpilot.training.randomness import Draw
 
 _DEFAULT_RATE = {"full": 1e-5, "compact": 1e-3}
+_DEFAULT_THREADS = {"full": None, "compact": 1}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TrainSettings:
         held_out, split: share of the prompts that only the report sees; "random" or whole "family".
         seed: of the split, the weights, the batches, dropout and the bootstrap.
         bootstrap: resamples of an interval.
-        threads: torch threads while training; None leaves the setting alone.
+        threads: torch threads while training; None: 1 for compact (too small to share), torch's for full.
     """
 
     kind: str = "compact"
@@ -77,6 +78,7 @@ class TrainSettings:
             input_kind=self.input_kind or INPUT_KINDS[self.kind][0],
             hidden=self.hidden or DEFAULT_HIDDEN[self.kind],
             learning_rate=self.learning_rate or _DEFAULT_RATE[self.kind],
+            threads=self.threads or _DEFAULT_THREADS[self.kind],
         )
 
     def architecture(self, input_size: int, window: tuple[int, ...]) -> Architecture:

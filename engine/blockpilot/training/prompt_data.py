@@ -136,7 +136,7 @@ def summarise(draw: Draw) -> str:
 def extract_json(draw: Draw) -> str:
     """Turn a text into JSON with given keys."""
     if draw.number(0, 1):
-        keys = ("customer", "town", "items", "quantities", "date", "total", "paid")
+        keys: tuple[str, ...] = ("customer", "town", "items", "quantities", "date", "total", "paid")
         text = " ".join(_order(draw) for _ in range(draw.number(1, 2)))
     else:
         keys = ("people", "places", "numbers", "decisions", "dates", "topic")

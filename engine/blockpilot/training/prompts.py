@@ -78,9 +78,8 @@ def _distinct(generator: Callable[[Draw], str], seed: int) -> Iterator[str]:
             seen.add(key)
             yield text
     raise ValueError(
-        f"count: family {generator.__name__!r} has no more than about {len(seen)} distinct prompts; ask for "
-        "fewer than "
-        f"{len(seen) * len(_GENERATORS)}"
+        f"count: family {generator.__name__!r} has no more than about {len(seen)} distinct prompts; "
+        f"ask for fewer than {len(seen) * len(_GENERATORS)}"
     )
 
 

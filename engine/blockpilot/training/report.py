@@ -21,9 +21,8 @@ def render(report: HeldOutReport, console: Console | None = None) -> None:
 
     console = console or Console()
     console.print(
-        f"{report.held_out} held-out prompts ({report.split}), {report.train} for training; widths "
-        f"{list(report.window)}, "
-        f"drafter block {report.block_size}; trained for {report.objective}"
+        f"{report.held_out} held-out prompts ({report.split}), {report.train} for training; "
+        f"widths {list(report.window)}, drafter block {report.block_size}; trained for {report.objective}"
     )
     for section in (report.acceptance, report.throughput):
         if section is not None:
@@ -54,8 +53,8 @@ def _facts(section: Section) -> str:
     block = section.block_size_best
     widths = ", ".join(f"{w}: {n} picked / {section.best_widths[w]} best" for w, n in section.picks.items())
     return (
-        f"best width chosen for {section.accuracy:.1%} of prompts (shuffled control "
-        f"{section.control_accuracy:.1%}); "
+        f"best width chosen for {section.accuracy:.1%} of prompts "
+        f"(shuffled control {section.control_accuracy:.1%}); "
         f"no width beats the drafter block for {'(not labelled)' if block is None else f'{block:.1%}'}; "
         f"regret {section.regret:.4g}\nwidths {widths}"
     )

@@ -29,15 +29,17 @@ def accept_commit(
 ) -> None:
     """Accept drafts and commit tokens for R slots, in place.
 
-    Per slot that is not done: a = length of the longest prefix with block[j + 1] == choice[j], cut at the first row
-    that is not finite. The candidates choice[0 … a] are walked in order, and the first event ends the walk: a row
-    that is not finite (FINISH_ERROR, nothing committed for it), a stop id (FINISH_STOP, committed), length reaching
-    `limit` (FINISH_LENGTH, committed). A slot that is at its limit already finishes with FINISH_LENGTH and commits
-    nothing. Slots that are done get count = accepted = 0 and keep everything else.
+    Per slot that is not done: a = length of the longest prefix with block[j + 1] == choice[j], cut at the
+    first row that is not finite. The candidates choice[0 … a] are walked in order, and the first event ends
+    the walk: a row that is not finite (FINISH_ERROR, nothing committed for it), a stop id (FINISH_STOP,
+    committed), length reaching `limit` (FINISH_LENGTH, committed). A slot that is at its limit already
+    finishes with FINISH_LENGTH and commits nothing. Slots that are done get count = accepted = 0 and keep
+    everything else.
 
     Args:
         block: [R, W] int64, anchor and drafts. choice: [R, W] int64, the target's choice after each column.
-        finite: [R, W] bool, from `choose`. width: [R] int64; columns at and beyond it are dead and may hold anything.
+        finite: [R, W] bool, from `choose`. width: [R] int64; columns at and beyond it are dead and may hold
+            anything.
         stop_ids: [R, S] int64, −1 pads. limit: [R] int64, highest length; capacity C caps it.
         tokens: [R, C] int64; only tokens[r, length : length + count] is written.
         length, finish: [R] int64, done: [R] bool, updated. finish becomes FINISH_NONE where nothing ended.
@@ -79,7 +81,9 @@ def _validate(
         expect_dim(op, name, matrix, 2)
     slots, widest = block.shape
     if widest < 1:
-        raise ValueError(f"{op}: block: expected at least 1 column, got shape {list(block.shape)}; it holds the anchor")
+        raise ValueError(
+            f"{op}: block: expected at least 1 column, got shape {list(block.shape)}; it holds the anchor"
+        )
     expect(op, "block", block, torch.int64, (slots, widest), tokens)
     expect(op, "choice", choice, torch.int64, (slots, widest), tokens)
     expect(op, "finite", finite, torch.bool, (slots, widest), tokens)

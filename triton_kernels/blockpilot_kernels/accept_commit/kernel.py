@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 16
+OPTIONS = {"num_warps": 1}
 
 
 @triton.jit
@@ -15,7 +16,8 @@ def accept_commit_kernel(
     BLOCK, CHOICE, FINITE, WIDTH, STOPS, LIMIT, TOKENS, LENGTH, DONE, FINISH, ACCEPTED, COUNT, R, W, S, C,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program takes ROWS slots. Flags are int8. Launched with one warp: a row is read before it is updated."""
+    """One program takes ROWS slots. Flags are int8. Launched with one warp: a row is read before it is
+    updated."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     j = tl.arange(0, COLUMNS)[None, :]
     m_r = r < R
@@ -86,7 +88,7 @@ def accept_commit(
         tokens.shape[1],
         ROWS=ROWS,
         COLUMNS=triton.next_power_of_2(widest),
-        num_warps=1,
+        **OPTIONS,
     )
     for target, source in zip(updated, dense, strict=True):
         if target is not source:

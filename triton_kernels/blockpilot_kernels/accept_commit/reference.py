@@ -54,6 +54,8 @@ def accepted_prefix(block: Tensor, choice: Tensor, finite: Tensor, width: Tensor
 
 def write(tokens: Tensor, choice: Tensor, length: Tensor, count: Tensor) -> None:
     """tokens[r, length : length + count] = choice[r, : count], everything else unchanged."""
-    column = torch.arange(tokens.shape[1], device=tokens.device) - length[:, None]  # [R, C], column of the block
+    column = (
+        torch.arange(tokens.shape[1], device=tokens.device) - length[:, None]
+    )  # [R, C], column of the block
     new = choice.gather(1, column.clamp(0, choice.shape[1] - 1))
     tokens.copy_(torch.where((column >= 0) & (column < count[:, None]), new, tokens))

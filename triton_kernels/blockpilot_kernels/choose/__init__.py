@@ -27,22 +27,24 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Choose one id per row; a row's result depends on nothing but that row, bit for bit.
 
-    Greedy rows (temperature 0) take the highest logit, lowest id first among equals. The others take
-    argmax(z + g) over the ids that the filters keep, z = (logits − max) / temperature; filters cut the order
-    "highest logit first, lowest id first among equals": top_k (0 = off), then top_p of the remaining mass (1 = off,
-    at least one id stays), then min_p relative to the most probable id (0 = off).
+    Greedy rows (temperature 0) take the highest logit, lowest id first among equals. The others take argmax(z
+    + g) over the ids that the filters keep, z = (logits − max) / temperature; filters cut the order "highest
+    logit first, lowest id first among equals": top_k (0 = off), then top_p of the remaining mass (1 = off, at
+    least one id stays), then min_p relative to the most probable id (0 = off).
 
     Args:
         logits: [N, V] float32.
-        noise: [N, V] float32 from `gumbel_noise`, or None: every row is then greedy, whatever its temperature.
+        noise: [N, V] float32 from `gumbel_noise`, or None: every row is then greedy, whatever its
+            temperature.
         temperature: [N] float32, 0 or at least 1e-5.
         top_k: [N] int64. top_p, min_p: [N] float32 in [0, 1].
-        banned: [N, S] int64 ids that cannot be chosen and count in no filter; values outside [0, V) are ignored.
+        banned: [N, S] int64 ids that cannot be chosen and count in no filter; values outside [0, V) are
+            ignored.
         filtered: False says that no row uses a filter, and skips that work.
 
     Returns:
-        ids [N] int64 and finite [N] bool, false where a row holds NaN or ±inf before banning. The id is 0 there, and
-        where every id is banned.
+        ids [N] int64 and finite [N] bool, false where a row holds NaN or ±inf before banning. The id is 0
+        there, and where every id is banned.
 
     Raises:
         ValueError: wrong shape, dtype or device.

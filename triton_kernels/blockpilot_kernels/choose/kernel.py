@@ -1,4 +1,5 @@
-"""Triton kernels of `choose`: row statistics by chunk, then filter cuts, then scores by chunk, then the row's id.
+"""Triton kernels of `choose`: row statistics by chunk, then filter cuts, then scores by chunk, then the row's
+id.
 
 Whatever is reduced is a maximum, a minimum or a sum of integers, so the tiles cannot change a result.
 """
@@ -11,40 +12,57 @@ import triton.language as tl
 from torch import Tensor
 
 from blockpilot_kernels.choose.filters import inside_cut, load_row, order_key, row_best, row_cuts, scaled
+from blockpilot_kernels.offsets import row_offsets
 
-# (rows, ids) of one program. The interpreter pays per program, a GPU wants many of them.
+# (rows, ids) of one program, ids at most. The interpreter pays per program, a GPU wants many of them.
 TILE_CUDA = (1, 2048)
-TILE_INTERPRETER = (64, 128)
+TILE_INTERPRETER = (64, 256)
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+CUT_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
 
 @triton.jit
 def row_stats(
-    LOGITS, BANNED, BEST, INDEX, BAD, N, V, S, n_chunks, ROWS: tl.constexpr, CHUNK: tl.constexpr
+    LOGITS, BANNED, X, BEST, INDEX, BAD, N, V, S, n_chunks, ROWS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Per row and chunk: highest allowed logit, the lowest id that holds it, and 1 if a logit is not finite."""
+    """Per row and chunk: highest allowed logit, the lowest id that holds it, and 1 if a logit is not finite.
+
+    X [N, V] becomes the logits with −inf at banned ids, and with 0 for −0 and for what is not finite: that
+    row's result is thrown away.
+    """
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     m_r = r < N
-    raw, x = load_row(LOGITS, BANNED, r, m_r, i, V, S)
-    p = r * n_chunks + tl.program_id(1)
+    m = m_r[:, None] & (i < V)[None, :]
+    o = row_offsets(r, i, V)
+    raw = tl.load(LOGITS + o, mask=m, other=0.0)
+    finite = tl.abs(raw) < float("inf")
+    barred = tl.where(m, 0, 1)
+    for s in range(S):
+        banned = tl.load(BANNED + r * S + s, mask=m_r, other=-1)
+        barred = tl.where(i[None, :] == banned[:, None], 1, barred)
+    x = tl.where(barred != 0, -float("inf"), tl.where(finite & (raw != 0.0), raw, 0.0))
+    tl.store(X + o, x, mask=m)
     best = tl.max(x, 1)
+    p = r * n_chunks + tl.program_id(1)
     tl.store(BEST + p, best, mask=m_r)
     tl.store(INDEX + p, tl.min(tl.where(x == best[:, None], i[None, :], V), 1), mask=m_r)
-    tl.store(BAD + p, tl.max(tl.where(tl.abs(raw) < float("inf"), 0, 1), 1), mask=m_r)
+    tl.store(BAD + p, tl.max(tl.where(finite, 0, 1), 1), mask=m_r)
 
 
 @triton.jit
 def row_scores(
-    LOGITS, NOISE, BANNED, TEMPERATURE, MIN_P, ROW_BEST, CUT_KEY, CUT_ID, BEST, INDEX, N, V, S, n_chunks,
+    X, NOISE, TEMPERATURE, MIN_P, ROW_BEST, CUT_KEY, CUT_ID, BEST, INDEX, N, V, n_chunks,
     FILTERED: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Per row and chunk: highest score of a kept id and the lowest id that holds it. Greedy rows score by logit."""
+    """Per row and chunk: highest score of a kept id and the lowest id that holds it. Greedy rows score by
+    logit."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     i = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     m_r = r < N
-    _, x = load_row(LOGITS, BANNED, r, m_r, i, V, S)
+    x = load_row(X, r, m_r, i, V)
     m = m_r[:, None] & (i < V)[None, :]
-    noise = tl.load(NOISE + r[:, None] * V + i[None, :], mask=m, other=0.0)
+    noise = tl.load(NOISE + row_offsets(r, i, V), mask=m, other=0.0)
     temperature = tl.load(TEMPERATURE + r, mask=m_r, other=0.0)
     z = scaled(x, row_best(ROW_BEST, r, m_r, n_chunks, CHUNKS), temperature)
     kept = x > -float("inf")
@@ -68,7 +86,7 @@ def row_ids(BEST, INDEX, BAD, IDS, FINITE, N, V, n_chunks, ROWS: tl.constexpr, C
     c = tl.arange(0, CHUNKS)
     m_r = r < N
     m = m_r[:, None] & (c < n_chunks)[None, :]
-    p = r[:, None] * n_chunks + c[None, :]
+    p = row_offsets(r, c, n_chunks)
     best = tl.load(BEST + p, mask=m, other=-float("inf"))
     index = tl.load(INDEX + p, mask=m, other=V)
     bad = tl.max(tl.load(BAD + p, mask=m, other=0), 1)
@@ -93,31 +111,34 @@ def choose(
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     if rows == 0:
         return ids, finite
-    tile_rows, chunk = TILE_CUDA if logits.is_cuda else TILE_INTERPRETER
+    tile_rows, widest = TILE_CUDA if logits.is_cuda else TILE_INTERPRETER
+    chunk = min(widest, triton.next_power_of_2(vocab))
     n_chunks = triton.cdiv(vocab, chunk)
     sizes = {"ROWS": tile_rows, "CHUNKS": triton.next_power_of_2(n_chunks)}
     by_chunk = (triton.cdiv(rows, tile_rows), n_chunks)
     by_row = by_chunk[:1]
-    options = {"num_warps": 4, "enable_fp_fusion": False}
 
     logits = logits.contiguous()
-    stops = logits.new_empty((rows, 0), dtype=torch.int64) if banned is None else banned.contiguous()
-    shape = (rows, vocab, stops.shape[1], n_chunks)
-    best = logits.new_empty((rows, n_chunks))
+    bans = logits.new_empty((rows, 0), dtype=torch.int64) if banned is None else banned.contiguous()
+    x, best = torch.empty_like(logits), logits.new_empty((rows, n_chunks))
     index, bad = (torch.empty_like(best, dtype=torch.int32) for _ in range(2))
-    row_stats[by_chunk](logits, stops, best, index, bad, *shape, ROWS=tile_rows, CHUNK=chunk, **options)
+    row_stats[by_chunk](
+        logits, bans, x, best, index, bad, rows, vocab, bans.shape[1], n_chunks,
+        ROWS=tile_rows, CHUNK=chunk, **OPTIONS,
+    )  # fmt: skip
     if noise is not None:
-        params = [t.contiguous() for t in (temperature, top_k, top_p, min_p)]
+        heat, k, p, m = (t.contiguous() for t in (temperature, top_k, top_p, min_p))
+        shape = (rows, vocab, n_chunks)
         cut_key, cut_id = torch.empty_like(ids), torch.empty_like(ids)
         if filtered:
             row_cuts[by_row](
-                logits, stops, *params[:3], best, cut_key, cut_id, *shape, CHUNK=chunk, **sizes, **options
+                x, heat, k, p, best, cut_key, cut_id, *shape, CHUNK=chunk, **sizes, **CUT_OPTIONS
             )
         row_max, best, index = best, torch.empty_like(best), torch.empty_like(index)
         row_scores[by_chunk](
-            logits, noise.contiguous(), stops, params[0], params[3], row_max, cut_key, cut_id, best, index,
-            *shape, FILTERED=filtered, CHUNK=chunk, **sizes, **options,
+            x, noise.contiguous(), heat, m, row_max, cut_key, cut_id, best, index, *shape,
+            FILTERED=filtered, CHUNK=chunk, **sizes, **OPTIONS,
         )  # fmt: skip
     flags = finite.view(torch.int8)
-    row_ids[by_row](best, index, bad, ids, flags, rows, vocab, n_chunks, **sizes, **options)
+    row_ids[by_row](best, index, bad, ids, flags, rows, vocab, n_chunks, **sizes, **OPTIONS)
     return ids, finite

@@ -45,7 +45,8 @@ def allowed_ids(logits: Tensor, banned: Tensor | None) -> Tensor:
 
 
 def scaled_logits(masked: Tensor, temperature: Tensor) -> Tensor:
-    """(logits − max) / temperature, [N, V], never below the lowest finite float32. Greedy rows: temperature 1."""
+    """(logits − max) / temperature, [N, V], never below the lowest finite float32. Greedy rows: temperature
+    1."""
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
     z = (masked - masked.amax(-1, keepdim=True)) / divisor
     return z.clamp(min=torch.finfo(torch.float32).min)

@@ -1,4 +1,4 @@
-"""Gumbel noise shared by drafter and target, keyed by (request seed, absolute position of the chosen token)."""
+"""Gumbel noise shared by drafter and target, keyed by (request seed, position of the chosen token)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from blockpilot_kernels.validate import expect, expect_dim
 
 __all__ = ["gumbel_noise", "philox"]
 
-MAX_VOCAB = 2**31
+MAX_VOCAB = 2**22
 
 
 def gumbel_noise(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     """Standard Gumbel variates g(seed, position, id) for every id.
 
-    `argmax(log p + g)` over the ids is a draw from p; drafter and target that use the same g for the same position
-    draw the same token whenever their distributions allow it (drafter-invariant sampling).
+    `argmax(log p + g)` over the ids is a draw from p; drafter and target that use the same g for the same
+    position draw the same token whenever their distributions allow it (drafter-invariant sampling).
 
     Args:
         seed: [N] int64, any value; the request's seed.
@@ -61,7 +61,9 @@ def _validate(op: str, seed: Tensor, position: Tensor, vocab: int) -> None:
     expect(op, "seed", seed, torch.int64, tuple(seed.shape), seed)
     expect(op, "position", position, torch.int64, tuple(seed.shape), seed)
     if not 1 <= vocab <= MAX_VOCAB:
-        raise ValueError(f"{op}: vocab: expected 1 … {MAX_VOCAB}, got {vocab}; pass the number of logits a row has")
+        raise ValueError(
+            f"{op}: vocab: expected 1 … {MAX_VOCAB}, got {vocab}; pass the number of logits a row has"
+        )
 
 
 if dispatch.extension_error() is None:

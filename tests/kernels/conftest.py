@@ -1,0 +1,42 @@
+"""One fixture runs every backend of the package's ops through the same tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from blockpilot_kernels import dispatch
+from tests.kernels.backends import Backend
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def missing(name: str) -> str | None:
+    """Why a backend cannot run here, or None."""
+    if name == "cpp":
+        return dispatch.extension_error()
+    if name == "triton":
+        absent = dispatch.triton_error()
+        return absent or (None if INTERPRETED or torch.cuda.is_available() else "no GPU and no interpreter")
+    return None
+
+
+def device_of(name: str) -> torch.device:
+    """Where a backend's tensors live in these tests."""
+    return torch.device("cuda" if name == "triton" and not INTERPRETED else "cpu")
+
+
+@pytest.fixture(params=dispatch.BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """A forced backend and the device its tensors live on."""
+    name: str = request.param
+    reason = missing(name)
+    if reason is not None:
+        if name == "cpp" and os.environ.get("BLOCKPILOT_REQUIRE_EXT") == "1":
+            pytest.fail(f"the C++ extension is required: {reason}")
+        pytest.skip(f"{name}: {reason}")
+    with dispatch.forced(name):
+        yield Backend(name, device_of(name))

@@ -1,0 +1,65 @@
+"""Labels, training and the trained policy through the real engine on a tiny pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from blockpilot import LLM, SamplingParams
+from blockpilot.policies.policy_file import read_policy
+from blockpilot.training.label_store import read_labels
+from blockpilot.training.labels import label_prompts
+from blockpilot.training.policy_training import TrainSettings, train_policy
+from tests.engine.pair import write_tokenizer
+from tests.tiny import save_drafter, save_target
+
+WINDOW = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """(target, drafter, another drafter) folders."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_target(folder / "target", vocab=48, eos_token_id=1)
+    write_tokenizer(target)
+    drafters = [save_drafter(folder / f"drafter{s}", target, block_size=4, seed=s) for s in (1, 2)]
+    return target, *drafters
+
+
+def engine(pair, policy, drafter=1) -> LLM:
+    return LLM(str(pair[0]), drafter=str(pair[drafter]), policy=policy, max_requests=3, max_length=64)
+
+
+def test_label_train_and_steer(pair, tmp_path):
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    texts = [letters[i : i + 1 + i % 4] for i in range(12)]
+    prompts = [{"id": f"p{i}", "family": f"f{i % 3}", "prompt": t} for i, t in enumerate(texts)]
+    labels, path = tmp_path / "labels.jsonl", tmp_path / "policy.safetensors"
+    summary = label_prompts(
+        lambda policy: engine(pair, policy),
+        prompts,
+        window=WINDOW,
+        max_new_tokens=10,
+        output=labels,
+        batch=5,
+        raw_logits=True,
+        progress=False,
+    )
+    assert (summary.labelled, summary.identical) == (12, 12)
+    settings, rows = read_labels(labels)
+    assert settings["block_size"] == 4 and all(r["tau"][0] in (1.0, None) for r in rows)
+
+    train_policy(labels, path, settings=TrainSettings(hidden=16, epochs=3, bootstrap=50))
+    with engine(pair, str(path)) as llm:
+        outputs = llm.generate(texts, SamplingParams(max_new_tokens=10))
+        stepped = [i for i, o in enumerate(outputs) if o.stats.steps]
+        assert llm.policy_calls == len(stepped) >= 8
+        predictor = read_policy(path).predictor
+        predictor.bind(llm.target.embedding)
+    shards = {s.name: load_file(s)["logits"] for s in labels.with_suffix(".logits").iterdir()}
+    logits = torch.stack([shards[rows[i]["logits"]["file"]][rows[i]["logits"]["row"]] for i in stepped])
+    assert [outputs[i].stats.width for i in stepped] == predictor.choose(logits).tolist()
+
+    with pytest.raises(ValueError, match="expected a policy made for"):
+        engine(pair, str(path), drafter=2)
