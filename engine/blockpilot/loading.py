@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from blockpilot.drafters import Drafter, load_drafter
-from blockpilot.policies import BlockPolicy, Fixed, load_policy
+from blockpilot.policies import BlockPolicy, load_policy
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.targets.torch_target import TorchTarget
 
@@ -42,21 +42,11 @@ def resolve_drafter(
 def resolve_policy(
     source: str | Path | int | BlockPolicy | None, target: TorchTarget, drafter: Drafter | None
 ) -> BlockPolicy:
-    """Load or take a policy and check that the drafter can draft every width it may choose."""
-    widths = drafter.window if drafter else (1,)
+    """Load or take a policy; without one, every block is as wide as the drafter was trained for."""
+    name, widths = (drafter.fingerprint, drafter.window) if drafter else ("none", (1,))
     if source is None:
-        policy: BlockPolicy = Fixed(drafter.block_size if drafter else 1)
-    elif isinstance(source, int):
-        policy = Fixed(source)
-    elif isinstance(source, (str, Path)):
-        own = drafter.fingerprint if drafter else "none"
-        policy = load_policy(source, target.fingerprint, own, widths)
-    else:
-        policy = source
-    extra = [w for w in policy.window if w not in widths]
-    if extra:
-        what = f"this drafter drafts {widths}" if drafter else "there is no drafter, so only width 1 is possible"
-        raise ValueError(f"policy may choose widths {extra}, but {what}; choose another policy or drafter")
+        source = drafter.block_size if drafter else 1
+    policy = load_policy(source, target.fingerprint, name, widths)
     policy.bind(target.embedding)
     return policy
 

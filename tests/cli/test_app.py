@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -162,3 +163,15 @@ def test_the_installed_command_reports_mistakes_without_a_traceback():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: --widths") and "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_the_symbols_is_no_error():
+    code = "from blockpilot.cli.group import guarded\nprint(guarded(lambda: print('\\u03c4 \\U0001f600')))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.stdout == "? ?\n0\n", done.stderr

@@ -90,9 +90,9 @@ def test_request_widths_and_stop_ids_are_checked(llm):
         llm.submit([3], replace(PARAMS, width=WIDEST + 1))
     with pytest.raises(ValueError, match="token ids"):
         llm.submit([3], replace(PARAMS, stop_token_ids=(VOCAB,)))
-    with pytest.raises(ValueError, match="no drafter"):
+    with pytest.raises(ValueError, match=r"drafter none drafts only \[1\]"):
         tiny_llm(None, policy=4)
-    with pytest.raises(ValueError, match="may choose widths"):
+    with pytest.raises(ValueError, match=f"drafts 1 to {WIDEST}"):
         tiny_llm(ScriptedDrafter(), policy=WIDEST + 1)
 
 

@@ -13,7 +13,7 @@ from blockpilot_kernels import choose, gumbel_noise, philox
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend that `dispatch.forced` is forcing. The interpreter is slow: tests scale their work by `slow`."""
+    """A backend that `dispatch.forced` is forcing. Tests do less where `slow`: in the interpreter."""
 
     name: str
     device: torch.device

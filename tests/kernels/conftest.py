@@ -32,7 +32,16 @@ def device_of(name: str) -> torch.device:
 @pytest.fixture(params=dispatch.BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """A forced backend and the device its tensors live on."""
-    name: str = request.param
+    yield from forced_backend(request.param)
+
+
+@pytest.fixture(params=[name for name in dispatch.BACKENDS if name != "triton" or not INTERPRETED])
+def quick_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """The same without the interpreter, for tests whose many calls would take it minutes."""
+    yield from forced_backend(request.param)
+
+
+def forced_backend(name: str) -> Iterator[Backend]:
     reason = missing(name)
     if reason is not None:
         if name == "cpp" and os.environ.get("BLOCKPILOT_REQUIRE_EXT") == "1":

@@ -1,4 +1,5 @@
-"""accept_commit against a slow model: every event at every offset, dead columns poisoned, nothing else written."""
+"""accept_commit against a slow model: every event at every offset, dead columns poisoned, nothing else
+written."""
 
 from __future__ import annotations
 
@@ -64,8 +65,9 @@ def build(cases: list[Case], widest: int, capacity: int = 48) -> Slots:
         return torch.full(shape, value, dtype=torch.int64)
 
     slots = Slots(
-        full(r, widest), full(r, widest), torch.ones(r, widest, dtype=torch.bool), full(r), full(r, 3, value=-1),
-        full(r), full(r, capacity), full(r), torch.zeros(r, dtype=torch.bool), full(r, value=0), full(r), full(r),
+        full(r, widest), full(r, widest), torch.ones(r, widest, dtype=torch.bool), full(r),
+        full(r, 3, value=-1), full(r), full(r, capacity), full(r), torch.zeros(r, dtype=torch.bool),
+        full(r, value=0), full(r), full(r),
     )  # fmt: skip
     for i, case in enumerate(cases):
         fill(slots, i, case, widest, capacity)

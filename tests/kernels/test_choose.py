@@ -217,7 +217,7 @@ def test_banned_ids_are_never_chosen_and_count_in_no_filter(backend: Backend) ->
     lift[:, 3] = 50.0
     # top_k = 2 of what is left: ids 1, 2 | 2, 3 | 0, 1 | 0, 1.
     assert run(backend, logits, lift, Params(top_k=2, banned=banned)) == [1, 3, 0, 0]
-    # All the mass but a little is on id 0: once it is banned, top_p = 0.7 keeps id 1 alone (e⁰ of e⁰ + e⁻¹ + 2e⁻²).
+    # Once id 0 is banned, id 1 has 0.61 of the mass (e⁰ of e⁰ + e⁻¹ + 2e⁻²): enough for top_p = 0.6.
     assert run(backend, logits[:1], lift[:1], Params(top_p=0.6, banned=banned[:1])) == [1]
     assert run(backend, logits[:1], lift[:1], Params(min_p=0.5, banned=banned[:1])) == [1]
 

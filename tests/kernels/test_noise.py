@@ -1,4 +1,4 @@
-"""Philox integers and Gumbel noise: known answers, one meaning in every backend, distribution, independence."""
+"""Philox integers and Gumbel noise: known answers, one meaning in every backend, distribution."""
 
 from __future__ import annotations
 

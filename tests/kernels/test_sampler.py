@@ -1,4 +1,4 @@
-"""Draws follow the filtered softmax; and the checks that say so fail on implementations with a planted fault."""
+"""Draws follow the filtered softmax; and the checks that say so fail where a fault is planted."""
 
 from __future__ import annotations
 

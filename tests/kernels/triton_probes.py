@@ -38,3 +38,17 @@ def offsets(rows: Tensor, columns: int, width: int, device: torch.device) -> Ten
     out = torch.empty((len(rows), columns), dtype=torch.int64, device=device)
     offsets_kernel[(1,)](rows.to(device), out, width, N=len(rows), COLUMNS=columns)
     return out.cpu()
+
+
+@triton.jit
+def product_kernel(A, B, OUT, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    o = i[:, None] * SIZE + i[None, :]
+    tl.store(OUT + o, tl.dot(tl.load(A + o), tl.load(B + o)).to(tl.bfloat16))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """[n, n] bfloat16 twice → [n, n] bfloat16."""
+    out = torch.empty_like(a)
+    product_kernel[(1,)](a, b, out, SIZE=a.shape[0])
+    return out

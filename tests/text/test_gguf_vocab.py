@@ -170,6 +170,11 @@ def test_control_tokens_take_no_part_in_merges() -> None:
     assert pairs == [("a", "b")]
 
 
+def test_a_piece_of_equal_characters_is_joined_from_the_left() -> None:
+    pairs = score_merges(["a", "aa", "aaa"], [0.0, -2, -1], [NORMAL] * 3)
+    assert pairs == [("aa", "a"), ("a", "aa"), ("a", "a")]
+
+
 def test_sentencepiece_prefix_bytes_and_literals() -> None:
     made = tokenizer(sentencepiece())
     assert made._backend.id_to_token(made.encode("the")[0]) == "▁the"

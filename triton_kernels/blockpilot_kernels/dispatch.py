@@ -101,7 +101,7 @@ def _decide(
     wanted = inner or environment or None
     if wanted is not None and wanted not in BACKENDS:
         known = ", ".join(BACKENDS)
-        raise ValueError(f"{ENVIRONMENT}: expected one of {known}, got {wanted!r}; unset it to choose by device")
+        raise ValueError(f"{ENVIRONMENT}: expected one of {known}, got {wanted!r}; unset it for the default")
     if device == "meta":
         return "reference", "meta tensors carry shapes only", None
     if wanted is not None:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the work ran and its result is a failure (for example a di
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -58,6 +59,9 @@ def debugging() -> bool:
 def guarded(run: Callable[[], Any]) -> int:
     """Run a command; return its exit code. User mistakes arrive as `ValueError` or `OSError`."""
     debug = False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an answer may hold what the terminal's encoding lacks
     try:
         debug = debugging()
         code = run()

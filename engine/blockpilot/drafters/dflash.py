@@ -13,6 +13,7 @@ from torch import Tensor
 from blockpilot.drafters import Proposal
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, find_dflash, load_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.memory import require_fits
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, make_rows
 from blockpilot.state import State
@@ -107,7 +108,10 @@ class DFlashDrafter:
         draft_temperature: float | None = None,
     ) -> DFlashDrafter:
         """From "bundled", a folder in z-lab's format, or a hub id; see `load_dflash` for what is refused."""
-        return cls(load_dflash(find_dflash(source)), target, max_requests, draft_temperature)
+        checkpoint = load_dflash(find_dflash(source))
+        need = cls.memory_bytes(checkpoint.config, max_requests, target.capacity, target.dtype)
+        require_fits({"drafter": need}, target.device)
+        return cls(checkpoint, target, max_requests, draft_temperature)
 
     @staticmethod
     def memory_bytes(config: DFlashConfig, max_requests: int, capacity: int, dtype: torch.dtype) -> int:

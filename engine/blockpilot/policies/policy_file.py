@@ -158,7 +158,7 @@ def _metadata(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         found = head.get("format") if isinstance(head, dict) else head
         raise PolicyFileError(f"{path}: expected policy format {FORMAT}, found {found!r}")
-    expected = {
+    expected: dict[str, type | tuple[type, ...]] = {
         "pair": dict,
         "architecture": dict,
         "objective": str,
@@ -167,7 +167,7 @@ def _metadata(path: Path, header: dict[str, Any]) -> dict[str, Any]:
         "training": dict,
     }
     for key, kind in expected.items():
-        if not isinstance(head.get(key, Ellipsis), kind):  # type: ignore[arg-type]
+        if not isinstance(head.get(key, Ellipsis), kind):
             raise PolicyFileError(
                 f"{path}: expected metadata key {key!r} of type {kind}, found {head.get(key)!r}"
             )

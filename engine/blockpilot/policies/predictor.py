@@ -141,8 +141,8 @@ def _tile_input(logits: Tensor, input_kind: str) -> Tensor:
 def _mean_rows(p: Tensor, embedding: Tensor) -> Tensor:
     """p [R, V] @ embedding [V, H] → [R, H] of unit root mean square.
 
-    A request is asked about once, mostly alone: one matrix-vector product per row reads the table once, where a
-    16-row tile would do 16 times the work. Chunks keep a bf16 table's fp32 copy small.
+    A request is asked about once, mostly alone: one matrix-vector product per row reads the table once, where
+    a 16-row tile would do 16 times the work. Chunks keep a bf16 table's fp32 copy small.
     """
     means = p.new_empty(p.shape[0], embedding.shape[1])
     for i, row in enumerate(p):

@@ -219,8 +219,8 @@ def _check_identical(
                 pairs = zip(wanted, got, strict=False)
                 at = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(wanted), len(got)))
                 raise ExactnessError(
-                    f"prompt {chunk[i]['id']}: widths {window[0]} and {width} give different ids from token {at} "
-                    f"on ({wanted[at : at + 3]}, {got[at : at + 3]}); the engine is not exact, labels are void"
+                    f"prompt {chunk[i]['id']}: widths {window[0]} and {width} give different ids from token "
+                    f"{at} on ({wanted[at : at + 3]}, {got[at : at + 3]}); the engine is not exact"
                 )
     return len(whole)
 

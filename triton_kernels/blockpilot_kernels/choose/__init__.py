@@ -52,9 +52,7 @@ def choose(
     _validate(logits, noise, temperature, top_k, top_p, min_p, banned)
     backend = dispatch.backend_for("choose", logits)
     if backend == "cpp":
-        return torch.ops.blockpilot.choose(  # type: ignore[no-any-return]
-            logits, noise, temperature, top_k, top_p, min_p, banned, filtered
-        )
+        return torch.ops.blockpilot.choose(logits, noise, temperature, top_k, top_p, min_p, banned, filtered)
     if backend == "triton":
         from blockpilot_kernels.choose import kernel
 

@@ -35,7 +35,7 @@ def gumbel_noise(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     _validate("gumbel_noise", seed, position, vocab)
     backend = dispatch.backend_for("gumbel_noise", seed)
     if backend == "cpp":
-        return torch.ops.blockpilot.gumbel_noise(seed, position, vocab)  # type: ignore[no-any-return]
+        return torch.ops.blockpilot.gumbel_noise(seed, position, vocab)
     if backend == "triton":
         from blockpilot_kernels.gumbel_noise import kernel
 
@@ -48,7 +48,7 @@ def philox(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     _validate("philox", seed, position, vocab)
     backend = dispatch.backend_for("philox", seed)
     if backend == "cpp":
-        return torch.ops.blockpilot.philox(seed, position, vocab)  # type: ignore[no-any-return]
+        return torch.ops.blockpilot.philox(seed, position, vocab)
     if backend == "triton":
         from blockpilot_kernels.gumbel_noise import kernel
 

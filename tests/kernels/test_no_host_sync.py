@@ -1,0 +1,110 @@
+"""No op reads a device value on the host; and the two proofs of that can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
+from tests.kernels.backends import Backend, Params, counting
+from tests.kernels.test_accept_commit import Case, build
+from tests.no_host_sync import NoHostSync
+
+
+def run_every_op(device: torch.device | str) -> None:
+    rows, vocab = 4, 9
+    seed, logits = counting(rows).to(device), torch.zeros(rows, vocab, device=device)
+    philox(seed, seed, vocab)
+    noise = gumbel_noise(seed, seed, vocab)
+    params = [t.to(device) for t in Params(0.8, 2, 0.9, 0.1, [1, -1]).tensors(rows) if t is not None]
+    choose(logits, noise, *params, filtered=True)
+    choose(logits, noise, *params[:4], None, filtered=False)
+    choose(logits, None, *params, filtered=False)
+    accept_commit(*[t.to(device) for t in build([Case(4, 2), Case(4, 3, stop_at=1)], 4).tensors()])
+
+
+def test_under_the_mode(backend: Backend) -> None:
+    run_every_op(backend.device)  # what happens once (compilation, probing) is not part of a step
+    arguments = build([Case(4, 2)], 4)
+    moved = [t.to(backend.device) for t in arguments.tensors()]
+    seed = counting(3).to(backend.device)
+    logits = torch.zeros(3, 9, device=backend.device)
+    params = [t.to(backend.device) for t in Params(0.8, 2, 0.9, 0.1, [1, -1]).tensors(3) if t is not None]
+    with torch.inference_mode(), NoHostSync():
+        noise = gumbel_noise(seed, seed, 9)
+        choose(logits, noise, *params, filtered=True)
+        choose(logits, None, *params, filtered=False)
+        accept_commit(*moved)
+
+
+def test_on_meta_tensors() -> None:
+    with dispatch.forced("reference"):
+        run_every_op("meta")
+
+
+def read_item(x: Tensor) -> object:
+    return x.sum().item()
+
+
+def read_bool(x: Tensor) -> object:
+    return 1 if (x > 0).any() else 2
+
+
+def read_list(x: Tensor) -> object:
+    return x.tolist()
+
+
+def select_by_mask(x: Tensor) -> object:
+    return x[x > 0]
+
+
+def write_by_mask(x: Tensor) -> object:
+    x[x > 0] = 1.0
+    return x
+
+
+def find_nonzero(x: Tensor) -> object:
+    return x.nonzero()
+
+
+def slice_by_value(x: Tensor) -> object:
+    return x[: int(x.argmax())]
+
+
+def find_unique(x: Tensor) -> object:
+    return x.unique()
+
+
+BAD = [
+    read_item, read_bool, read_list, select_by_mask, write_by_mask, find_nonzero, slice_by_value, find_unique,
+]  # fmt: skip
+
+
+# PyTorch hands a CPU tensor's tolist to no mode: only meta sees it.
+@pytest.mark.parametrize("bad", [f for f in BAD if f is not read_list])
+def test_the_mode_sees_a_sync(bad: Callable[[Tensor], object]) -> None:
+    bad(torch.arange(4.0))
+    with pytest.raises(RuntimeError, match="host"), NoHostSync():
+        bad(torch.arange(4.0))
+
+
+@pytest.mark.parametrize("bad", [f for f in BAD if f is not write_by_mask])
+def test_meta_sees_a_sync(bad: Callable[[Tensor], object]) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        bad(torch.arange(4.0, device="meta"))
+
+
+def test_the_mode_sees_a_copy_between_devices() -> None:
+    with pytest.raises(RuntimeError, match="a copy between cpu and meta"), NoHostSync():
+        torch.zeros(2).to("meta")
+
+
+def test_the_mode_lets_indexing_by_integers_pass() -> None:
+    x, i = torch.arange(4.0), torch.tensor([0, 2])
+    with NoHostSync():
+        x[i] = x[i] + 1
+        x.index_copy_(0, i, x[i]).to(torch.float64)
+    assert x.tolist() == [1.0, 1.0, 3.0, 3.0]
