@@ -44,7 +44,7 @@ def _noise(op: Callable[[Tensor, Tensor, int], Tensor], name: str, rows: int) ->
         row = torch.arange(rows, device=device)
         return partial(op, row * 0x9E3779B9, row, VOCAB)
 
-    return Case(name, f"{rows} x {VOCAB}", make)
+    return Case(name, f"{rows}x{VOCAB}", make)
 
 
 def _choose(rows: int, kind: str) -> Case:
@@ -66,7 +66,7 @@ def _choose(rows: int, kind: str) -> Case:
 
         return call
 
-    return Case("choose", f"{rows} x {VOCAB} {kind}", make)
+    return Case("choose", f"{rows}x{VOCAB} {kind}", make)
 
 
 def _accept(slots: int, width: int) -> Case:
@@ -89,7 +89,7 @@ def _accept(slots: int, width: int) -> Case:
 
         return call
 
-    return Case("accept_commit", f"{slots} slots x {width}", make)
+    return Case("accept_commit", f"{slots} slots, width {width}", make)
 
 
 CASES = (
@@ -161,16 +161,13 @@ def _times(call: Callable[[], Tensor], device: str, seconds: float) -> list[floa
 
 def show(report: dict[str, Any]) -> None:
     """One row a case and backend."""
-    columns = {"op": "left", "shape": "left", "device": "left", "backend": "left", "matches": "left"}
-    columns |= {"median us": "right", "least us": "right", "speed-up": "right"}
     rows = [
         [
             *(row[key] for key in ("op", "shape", "device", "backend")),
             "yes" if row["matches"] else "NO",
             number(row["median_us"], 1),
-            number(row["least_us"], 1),
             number(row["speedup"], 1),
         ]
         for row in report["cases"]
     ]
-    table("kernel ops", columns, rows)
+    table("kernel ops", rows, left=("op", "shape", "device", "backend", "same"), right=("median us", "ratio"))

@@ -49,7 +49,5 @@ def show(report: dict[str, Any]) -> None:
         [str(case["threads"]), case["dtype"], *("yes" if case[key] else "no" for key in ("tiled", "untiled"))]
         for case in report["cases"]
     ]
-    columns = dict.fromkeys(
-        ("threads", "dtype", "16-row tiles independent", "plain product independent"), "left"
-    )
-    table("row independence", columns, rows)
+    headings = ("threads", "dtype", "16-row tiles independent", "plain product independent")
+    table("row independence", rows, left=headings)

@@ -73,9 +73,10 @@ def _prefer(embedding: Tensor, head: Tensor, favourites: int) -> None:
     with torch.no_grad():
         embedding *= 2 / INIT_STD
         head /= INIT_STD
-        embedding[:, 0] = 10.0
-        head[:, 0] = -8.0
-        head[3 : 3 + favourites, 0] = 8.0
+        embedding[MASK] = 0
+        embedding[:, 0] = 4.0
+        head[:, 0] = -20.0
+        head[3 : 3 + favourites, 0] = 20.0
 
 
 def drafter_config(target: Path, *, layers: int = 2, block_size: int = 8, **over: Any) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def drafter_config(target: Path, *, layers: int = 2, block_size: int = 8, **over
 
 
 def drafter_tensors(config: dict[str, Any], seed: int = 3, std: float = 0.25) -> dict[str, Tensor]:
-    """Random fp32 tensors of that drafter, norms near 1."""
+    """Random fp32 tensors of that drafter."""
     gen = torch.Generator().manual_seed(seed)
     h, inter, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
@@ -133,7 +134,12 @@ def drafter_tensors(config: dict[str, Any], seed: int = 3, std: float = 0.25) ->
         shapes |= {f"{at}self_attn.{n}_norm.weight": (dim,) for n in "qk"}
         shapes |= {f"{at}{n}_layernorm.weight": (h,) for n in ("input", "post_attention")}
     tensors = {name: torch.randn(shape, generator=gen) * std for name, shape in shapes.items()}
-    return {name: 1 + t if name.endswith("norm.weight") else t for name, t in tensors.items()}
+    return {name: t * _gain(name) + name.endswith("norm.weight") for name, t in tensors.items()}
+
+
+def _gain(name: str) -> float:
+    """Sharp attention and a small MLP, so that guesses depend on the context more than on the mask."""
+    return 12.0 if name.endswith("q_norm.weight") else 0.5 if "down_proj" in name else 1.0
 
 
 def save_drafter(folder: Path, target: Path, *, seed: int = 3, **over: Any) -> Path:

@@ -33,8 +33,10 @@ def resolve_drafter(
     """Load or take a drafter, and have the target hand out the features it wants."""
     if source is None:
         return None
-    named = isinstance(source, (str, Path))
-    drafter = load_drafter(source, target, slots, temperature) if named else source
+    if isinstance(source, (str, Path)):
+        drafter = load_drafter(source, target, slots, temperature)
+    else:
+        drafter = source
     target.use_features(drafter.feature_layers)
     return drafter
 

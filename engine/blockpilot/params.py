@@ -70,7 +70,10 @@ class SamplingParams:
             n is None or (_is_int(n) and 0 <= n <= MAX_LOGPROBS), "logprobs", f"None or 0..{MAX_LOGPROBS}", n
         )
         _require(
-            self.width is None or (_is_int(self.width) and self.width >= 1), "width", "an int >= 1", self.width
+            self.width is None or (_is_int(self.width) and self.width >= 1),
+            "width",
+            "an int >= 1",
+            self.width,
         )
 
     def _check_sampling(self) -> None:

@@ -51,7 +51,8 @@ class StepPlan:
     @cached_property
     def draft_source(self) -> Tensor:
         """[draft_rows.padded] target row of each draft row; padding points at row 0."""
-        rows, index = self.rows, []
+        rows = self.rows
+        index: list[int] = []
         for start, width in zip(rows.starts, self.widths, strict=True):
             index += range(start, start + width) if width > 1 else ()
         pad = self.draft_rows.padded - len(index)

@@ -21,7 +21,9 @@ class Rows:
         starts: first packed row of each slot, host tuple.
     """
 
-    def __init__(self, slots: tuple[int, ...], counts: tuple[int, ...], dump: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: tuple[int, ...], counts: tuple[int, ...], dump: int, device: torch.device
+    ) -> None:
         if not slots or len(slots) != len(counts) or min(counts) < 1:
             raise ValueError(f"rows: expected slots with counts >= 1, got slots {slots}, counts {counts}")
         self.slots, self.counts, self.device = slots, counts, device
@@ -91,7 +93,9 @@ class KVCache:
         slot = torch.where(exists, slot, self.dump)
         position = torch.where(exists, position, 0)
         head = torch.arange(heads, device=slot.device)
-        return ((slot[:, None] * heads + head) * length + position[:, None]).flatten(), slot * length + position
+        return (
+            (slot[:, None] * heads + head) * length + position[:, None]
+        ).flatten(), slot * length + position
 
     def write(self, layer: int, to: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
         """Store k, v [N, Hkv, D] float32 at `to` (from `destination`)."""

@@ -201,7 +201,11 @@ def _entries(
     if logprobs is None or top is None:
         return None
     at = slice(plan.rows.starts[i], plan.rows.starts[i] + len(tokens))
-    chosen, ids, values = logprobs.chosen[at].tolist(), logprobs.top_ids[at].tolist(), logprobs.top[at].tolist()
+    chosen, ids, values = (
+        logprobs.chosen[at].tolist(),
+        logprobs.top_ids[at].tolist(),
+        logprobs.top[at].tolist(),
+    )
     return [
         TokenLogprob(t, c, tuple(zip(ids[j][:top], values[j][:top], strict=True)))
         for j, (t, c) in enumerate(zip(tokens, chosen, strict=True))

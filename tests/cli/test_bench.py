@@ -80,9 +80,14 @@ def test_failed_requests_exit_with_1(cli_json, fake_llm, prompts):
     assert report["identical"] is False
 
 
-def test_a_batch_reaches_the_engine(cli_json, fake_llm, prompts):
-    cli_json(*run_arguments(prompts, "--batch", "4"))
-    assert fake_llm.opened[0]["max_requests"] == 4
+def test_a_batch_is_of_one_dataset(cli_json, fake_llm, prompts, monkeypatch):
+    groups = []
+    generate = fake_llm.generate
+    monkeypatch.setattr(fake_llm, "generate", lambda self, p, s: groups.append(p) or generate(self, p, s))
+    cli_json(*run_arguments(prompts, "--batch", "2"))
+    assert fake_llm.opened[0]["max_requests"] == 2
+    assert [len(g) for g in groups] == [2, 2, 1, 1, 2, 2]
+    assert all(len({p.split()[0] for p in g}) == 1 for g in groups)
 
 
 def test_seeds_do_not_depend_on_the_other_prompts(cli_json, fake_llm, prompts):

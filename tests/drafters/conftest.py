@@ -15,9 +15,10 @@ FAMILIES = ("llama", "qwen3")
 
 @pytest.fixture(scope="session")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny target of each family."""
+    """A tiny target of each family, and "tied", which agrees with no drafter."""
     root = tmp_path_factory.mktemp("targets")
-    return {family: save_target(root / family, family) for family in FAMILIES}
+    made = {family: save_target(root / family, family) for family in FAMILIES}
+    return {**made, "tied": save_target(root / "tied", favourites=0)}
 
 
 @pytest.fixture(scope="session")

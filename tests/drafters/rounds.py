@@ -41,7 +41,8 @@ def load_pair(
 class Rounds:
     """Requests in slots; `start` prefills one, `step` advances some.
 
-    `logits[slot]` and `blocks[slot]` collect, per round, the draft logits [effective − 1, V] and the block's ids.
+    Per round, `logits[slot]` collects the draft logits [effective − 1, V], `blocks[slot]` the block's ids and
+    `counts[slot]` how many tokens were committed.
     """
 
     def __init__(self, target: TorchTarget, drafter: DFlashDrafter, widest: int = 12) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from blockpilot import LLM, Output, SamplingParams
 from blockpilot.drafters import Proposal
 
+INTERPRETED = os.environ.get("BLOCKPILOT_BACKEND") == "triton"
 VOCAB = 48
 EOS = 1
 WIDEST = 6
@@ -98,6 +101,11 @@ def tiny_folder(seed: int = 0) -> Path:
     return folder
 
 
+def sized(full: Any, interpreted: Any) -> Any:
+    """A test's size: the full one, or a smaller one where Triton's interpreter runs the ops."""
+    return interpreted if INTERPRETED else full
+
+
 Script = Callable[[int, int], int]
 
 
@@ -163,7 +171,9 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     """Distinct random prompts of 1 … 20 ids."""
     gen = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 21, (count,), generator=gen).tolist()
-    return [[3 + i, *torch.randint(0, VOCAB, (n - 1,), generator=gen).tolist()] for i, n in enumerate(lengths)]
+    return [
+        [3 + i, *torch.randint(0, VOCAB, (n - 1,), generator=gen).tolist()] for i, n in enumerate(lengths)
+    ]
 
 
 def tiny_llm(drafter=None, **options) -> LLM:
@@ -181,7 +191,7 @@ def plain(prompt: Sequence[int], params: SamplingParams, dtype: str = "float32")
     return _plain(tuple(prompt), params, dtype)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _plain(prompt: tuple[int, ...], params: SamplingParams, dtype: str) -> Output:
     return plain_llm(dtype).generate([prompt], params)[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockpilot import SamplingParams
@@ -19,11 +19,12 @@ from tests.engine.pair import (
     plain_llm,
     prompts,
     script_answers,
+    sized,
     tiny_llm,
 )
 
 DTYPES = ["float32", "bfloat16"]
-GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=sized(24, 17), ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=0.8, seed=7)
 FILTERED = replace(GREEDY, temperature=1.3, top_k=12, top_p=0.9, min_p=0.02, seed=-3)
 MODES = {"greedy": GREEDY, "sampled": SAMPLED, "filtered": FILTERED}
@@ -39,12 +40,12 @@ def test_alone_at_every_width_and_accepted_count(dtype, mode):
     """The identity counts only if every accepted count 0 … b−1 occurred at every width."""
     params = MODES[mode]
     drafter = ScriptedDrafter(cycling)
-    asked = prompts(3)
-    script_answers(drafter, [(p, params) for p in asked], dtype, 60)
+    asked = prompts(sized(3, 1))
+    script_answers(drafter, [(p, params) for p in asked], dtype, 30)
     llm = tiny_llm(drafter, dtype=dtype, max_requests=1)
     expected = [plain(p, params, dtype).token_ids for p in asked]
     assert len({tuple(e) for e in expected}) == len(asked)
-    for width in range(1, WIDEST + 1):
+    for width in sized(range(1, WIDEST + 1), (2, 5)):
         drafter.seen.clear()
         outputs = llm.generate(asked, replace(params, width=width))
         assert [o.token_ids for o in outputs] == expected
@@ -57,12 +58,13 @@ def test_alone_at_every_width_and_accepted_count(dtype, mode):
 def test_mixed_batches(dtype, slots):
     """Widths, modes, budgets, slots and finishing times mixed in one batch: each row equals its solo run."""
     drafter = ScriptedDrafter(lambda slot, call: slot + call)
-    asked = prompts(12, seed=1)
+    asked = prompts(sized(12, 4), seed=1)
     modes = list(MODES.values())
     each = [
-        replace(modes[i % 3], width=1 + i % WIDEST, max_new_tokens=3 + 5 * (i % 5)) for i in range(len(asked))
+        replace(modes[i % 3], width=1 + i % WIDEST, max_new_tokens=3 + sized(5, 2) * (i % 5))
+        for i in range(len(asked))
     ]
-    script_answers(drafter, list(zip(asked, each, strict=True)), dtype, 60)
+    script_answers(drafter, list(zip(asked, each, strict=True)), dtype, sized(30, 16))
     llm = tiny_llm(drafter, dtype=dtype, max_requests=slots)
     outputs = llm.generate(asked, each)
     for output, prompt, params in zip(outputs, asked, each, strict=True):
@@ -75,6 +77,7 @@ def test_mixed_batches(dtype, slots):
     assert [o.token_ids for o in reversed(again)] == [o.token_ids for o in outputs]
 
 
+@settings(max_examples=sized(settings.default.max_examples, 3))
 @given(
     data=st.data(),
     length=st.integers(1, 20),
@@ -88,7 +91,7 @@ def test_any_prompt_width_script_and_budget(data, length, width, budget, mode, d
     right = data.draw(st.lists(st.integers(0, WIDEST - 1), min_size=1, max_size=2 * WIDEST))
     params = replace(MODES[mode], max_new_tokens=budget)
     drafter = ScriptedDrafter(lambda slot, call: right[call % len(right)])
-    script_answers(drafter, [(prompt, params)], dtype, 40)
+    script_answers(drafter, [(prompt, params)], dtype, 2 * WIDEST + WIDEST)
     output = shared_llm(dtype, drafter).generate([prompt], replace(params, width=width))[0]
     alone = plain(prompt, params, dtype)
     assert output.token_ids == alone.token_ids
@@ -109,7 +112,7 @@ def shared_llm(dtype: str, drafter: ScriptedDrafter):
 
 
 @pytest.mark.parametrize("mode", ["greedy", "sampled"])
-@pytest.mark.parametrize("width", range(1, WIDEST + 1))
+@pytest.mark.parametrize("width", sized(range(1, WIDEST + 1), [4]))
 def test_stop_id_at_every_offset_of_a_block(width, mode):
     """Each emitted token in turn is declared a stop id, for every script phase."""
     params = replace(MODES[mode], max_new_tokens=2 * WIDEST)
@@ -118,9 +121,9 @@ def test_stop_id_at_every_offset_of_a_block(width, mode):
     drafter = ScriptedDrafter()
     script_answers(drafter, [(prompt, params)], "float32", 40)
     llm = shared_llm("float32", drafter)
-    for phase in range(width):
+    for phase in sized(range(width), [1, 3]):
         drafter.script = lambda slot, call, phase=phase: phase
-        for at in range(len(free)):
+        for at in sized(range(len(free)), [0, 2, 3]):
             output = llm.generate([prompt], replace(params, width=width, stop_token_ids=(free[at],)))[0]
             cut = free.index(free[at]) + 1
             assert output.token_ids == free[:cut]
@@ -128,7 +131,7 @@ def test_stop_id_at_every_offset_of_a_block(width, mode):
             assert output.stats.committed == cut - 1
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5, WIDEST])
+@pytest.mark.parametrize("width", sized([1, 2, 3, 5, WIDEST], [3]))
 def test_eos_budget_and_stop_string_together(width):
     """The earliest event wins at every budget 1 … 2W, whatever else would come later in the block."""
     (prompt,) = prompts(1, seed=5)
@@ -138,10 +141,12 @@ def test_eos_budget_and_stop_string_together(width):
     llm = shared_llm("float32", drafter)
     text = [llm.tokenizer.decode([t]) for t in free.token_ids]
     stop_id = free.token_ids[-1]
-    for budget in range(1, 2 * WIDEST + 1):
-        for at in range(1, 2 * WIDEST - 1):
+    for budget in sized(range(1, 2 * WIDEST + 1), [1, 5]):
+        for at in sized(range(1, 2 * WIDEST - 1), [1, 3]):
             stop = "".join(text[at : at + 2])
-            params = replace(GREEDY, max_new_tokens=budget, stop=(stop,), stop_token_ids=(stop_id,), width=width)
+            params = replace(
+                GREEDY, max_new_tokens=budget, stop=(stop,), stop_token_ids=(stop_id,), width=width
+            )
             output = llm.generate([prompt], params)[0]
             ids, shown = oracle_cut(free.token_ids, text, budget, stop, stop_id)
             assert (output.token_ids, output.text) == (ids, shown)
@@ -149,7 +154,9 @@ def test_eos_budget_and_stop_string_together(width):
             assert output.finish_reason == ("stop" if ended else "length")
 
 
-def oracle_cut(ids: list[int], text: list[str], budget: int, stop: str, stop_id: int) -> tuple[list[int], str]:
+def oracle_cut(
+    ids: list[int], text: list[str], budget: int, stop: str, stop_id: int
+) -> tuple[list[int], str]:
     """Pure Python: take tokens one by one until the stop string, the stop id or the budget."""
     for n in range(1, budget + 1):
         shown = "".join(text[:n])
@@ -171,7 +178,7 @@ def test_min_new_tokens_allows_a_stop_exactly_after_them():
         expected = plain(prompt, params)
         drafter = ScriptedDrafter()
         drafter.answers[tuple(prompt)] = expected.token_ids + [0] * 40
-        for width in range(2, WIDEST + 1):
+        for width in sized(range(2, WIDEST + 1), [4]):
             output = shared_llm("float32", drafter).generate([prompt], replace(params, width=width))[0]
             assert output.token_ids == expected.token_ids
         if least == at:
@@ -180,6 +187,7 @@ def test_min_new_tokens_allows_a_stop_exactly_after_them():
             assert len(expected.token_ids) > least - 1 and stop[0] not in expected.token_ids[:least]
 
 
+@pytest.mark.many_steps
 def test_model_eos_ends_unless_ignored():
     drafter = ScriptedDrafter()
     asked = prompts(12, seed=8)
@@ -203,7 +211,7 @@ def test_context_limit(budget):
     """prompt + budget = the limit exactly, with widths beyond it; the last tokens still equal plain."""
     limit = 24
     small = tiny_llm(max_length=limit, max_requests=1)
-    for room in range(1, WIDEST + 3):
+    for room in sized(range(1, WIDEST + 3), [1, 4]):
         prompt = [3 + i % 40 for i in range(limit - room)]
         params = replace(GREEDY, max_new_tokens=room + budget - 1)
         expected = small.generate([prompt], params)[0]
@@ -211,7 +219,7 @@ def test_context_limit(budget):
         drafter = ScriptedDrafter()
         drafter.answers[tuple(prompt)] = expected.token_ids
         llm = tiny_llm(drafter, max_length=limit, max_requests=2)
-        for width in range(2, WIDEST + 1):
+        for width in sized(range(2, WIDEST + 1), [3, WIDEST]):
             output = llm.generate([prompt], replace(params, width=width))[0]
             assert output.token_ids == expected.token_ids
             assert output.finish_reason == "length"

@@ -32,7 +32,7 @@ def llm() -> LLM:
 
 def scripted(llm: LLM, asked: list[list[int]], params: SamplingParams = PARAMS) -> ScriptedDrafter:
     drafter = ScriptedDrafter()
-    script_answers(drafter, [(p, params) for p in asked], "float32", 60)
+    script_answers(drafter, [(p, params) for p in asked], "float32", 30)
     llm.drafter = llm._scheduler.drafter = drafter
     return drafter
 
@@ -148,7 +148,10 @@ def test_rates_divide_by_what_was_offered(llm):
     scripted(llm, asked).script = lambda slot, call: 0
     output = llm.generate(asked, replace(PARAMS, width=3))[0]
     assert output.stats.kept == [0, 0]
-    assert output.stats.offered == [15, 14]  # the last step may still offer one draft, as the published loop does
+    assert output.stats.offered == [
+        15,
+        14,
+    ]  # the last step may still offer one draft, as the published loop does
     assert output.stats.tau == 1.0
 
 
@@ -178,7 +181,7 @@ def test_policy_is_asked_once_per_request_with_raw_logits():
     asked = prompts(5)
     params = replace(PARAMS, temperature=0.7, top_k=3, seed=1)
     drafter = ScriptedDrafter()
-    script_answers(drafter, [(p, params) for p in asked], "float32", 60)
+    script_answers(drafter, [(p, params) for p in asked], "float32", 30)
     policy = CountingPolicy()
     llm = tiny_llm(drafter, policy=policy, max_requests=2)
     outputs = llm.generate(asked, params)
@@ -204,9 +207,11 @@ def test_non_finite_logits_fail_one_request_by_name():
     asked = prompts(4, seed=12)
     expected = [plain(p, PARAMS).token_ids for p in asked]
     victim = expected[1]
-    poison = next(t for t in victim[2:8] if all(t not in (*e, *p) for e, p in zip(expected, asked) if e != victim))
+    poison = next(
+        t for t in victim[2:8] if all(t not in (*e, *p) for e, p in zip(expected, asked, strict=True) if e != victim)
+    )
     drafter = ScriptedDrafter()
-    script_answers(drafter, [(p, PARAMS) for p in asked], "float32", 60)
+    script_answers(drafter, [(p, PARAMS) for p in asked], "float32", 30)
     llm = tiny_llm(drafter, max_requests=4)
     llm.target.embedding[poison] = float("nan")
     for width in (1, 3, WIDEST):
@@ -223,7 +228,7 @@ def test_a_rejected_draft_that_breaks_the_target_leaves_no_trace():
     """The drafter proposes the poisonous token and is refused: plain never saw it, so nothing may change."""
     asked = prompts(2, seed=13)
     expected = [plain(p, PARAMS).token_ids for p in asked]
-    poison = next(t for t in range(3, VOCAB) if all(t not in (*e, *p) for e, p in zip(expected, asked)))
+    poison = next(t for t in range(3, VOCAB) if all(t not in (*e, *p) for e, p in zip(expected, asked, strict=True)))
     drafter = ScriptedDrafter()
     drafter.answers = {tuple(p): [poison] * 80 for p in asked}
     drafter.script = lambda slot, call: WIDEST - 1

@@ -12,7 +12,7 @@ import blockpilot.step as step_module
 from blockpilot import SamplingParams
 from blockpilot.drafters import Proposal
 from blockpilot_kernels import choose, gumbel_noise
-from tests.engine.pair import VOCAB, WIDEST, ScriptedDrafter, plain, prompts, script_answers, tiny_llm
+from tests.engine.pair import VOCAB, WIDEST, ScriptedDrafter, plain, prompts, script_answers, sized, tiny_llm
 
 BASE = SamplingParams(max_new_tokens=120, ignore_eos=True, temperature=0.9)
 LOGITS = torch.linspace(0, 4, VOCAB)[torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))]
@@ -67,7 +67,7 @@ def draws(llm, params: SamplingParams, width: int) -> list[list[int]]:
 
 def fits(sequences: list[list[int]], params: SamplingParams) -> bool:
     expected = expected_distribution(params)
-    counts = torch.bincount(torch.tensor(sum(sequences, [])), minlength=VOCAB).double()
+    counts = torch.bincount(torch.tensor(sequences).flatten(), minlength=VOCAB).double()
     if counts[expected == 0].sum() > 0:
         return False
     big = expected * counts.sum() >= 5
@@ -78,6 +78,7 @@ def fits(sequences: list[list[int]], params: SamplingParams) -> bool:
     return chisquare(observed, wanted, sum_check=False).pvalue > 1e-4
 
 
+@pytest.mark.many_steps
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_distribution_equals_the_filtered_softmax(setting, width):
@@ -109,6 +110,7 @@ def faulty_noise(change):
     return draw
 
 
+@pytest.mark.many_steps
 def test_planted_same_noise_at_every_position_is_caught(monkeypatch):
     def change(state, plan, position):
         return state.seed[plan.rows.slot], torch.zeros_like(position)
@@ -117,6 +119,7 @@ def test_planted_same_noise_at_every_position_is_caught(monkeypatch):
     assert not independent(draws(forced_engine(), BASE, 4))
 
 
+@pytest.mark.many_steps
 def test_planted_same_noise_for_two_requests_is_caught(monkeypatch):
     def change(state, plan, position):
         return torch.zeros_like(position), position
@@ -125,6 +128,7 @@ def test_planted_same_noise_for_two_requests_is_caught(monkeypatch):
     assert not independent(draws(forced_engine(), BASE, 4))
 
 
+@pytest.mark.many_steps
 def test_planted_filter_on_the_drafting_side_only_is_caught(monkeypatch):
     """The target side has to filter; dropping its filter shows in the distribution."""
     right = step_module.choose_rows
@@ -141,12 +145,12 @@ def identical(params: SamplingParams, width: int = 4) -> bool:
     """Whether the engine as it stands equals the plain decoder of the untouched one."""
     asked = prompts(3, seed=21)
     drafter = ScriptedDrafter()
-    script_answers(drafter, [(p, params) for p in asked], "float32", 60)
+    script_answers(drafter, [(p, params) for p in asked], "float32", 40)
     outputs = tiny_llm(drafter, max_requests=2).generate(asked, replace(params, width=width))
     return [o.token_ids for o in outputs] == [plain(p, params).token_ids for p in asked]
 
 
-SHORT = replace(BASE, max_new_tokens=30, seed=5)
+SHORT = replace(BASE, max_new_tokens=sized(30, 10), seed=5)
 
 
 def test_planted_noise_keyed_by_column_is_caught(monkeypatch):
@@ -168,7 +172,9 @@ def test_planted_fresh_draw_on_reject_is_caught(monkeypatch):
         fresh = gumbel_noise(state.seed + 1, state.length, VOCAB).argmax(-1)
         rejected = agrees < state.effective - 1
         at = agrees.clamp(max=state.widest - 1)[:, None]
-        state.choice.scatter_(1, at, torch.where(rejected[:, None], fresh[:, None], state.choice.gather(1, at)))
+        state.choice.scatter_(
+            1, at, torch.where(rejected[:, None], fresh[:, None], state.choice.gather(1, at))
+        )
         right(state)
 
     monkeypatch.setattr(step_module, "commit_choices", redraw)
@@ -196,23 +202,25 @@ class PerfectDrafter(ScriptedDrafter):
                 row = known[min(int(state.length[slot]) - 2 + j, len(known) - 1)][None]
                 g = noise[start + min(j - 1 + self.shift, width - 1)][None]
                 g = g.flip(-1) if self.by_row else g
-                tokens[slot, j - 1] = choose(row, g, state.temperature[slot][None], *off, filtered=False)[0][0]
+                tokens[slot, j - 1] = choose(row, g, state.temperature[slot][None], *off, filtered=False)[0][
+                    0
+                ]
         order = torch.arange(tokens.shape[1])
         return Proposal(tokens, (order - 1).expand_as(tokens), (order + 1).expand_as(tokens))
 
 
-@pytest.mark.parametrize(
-    ("shift", "by_row", "kept"), [(0, False, True), (1, False, False), (0, True, False)]
-)
+@pytest.mark.parametrize(("shift", "by_row", "kept"), [(0, False, True), (1, False, False), (0, True, False)])
 def test_a_drafter_with_the_targets_distribution_is_always_accepted(shift, by_row, kept):
     """q = p with the same noise: every draft is kept. Noise off by a column or keyed by draft row: not."""
     (prompt,) = prompts(1, seed=22)
-    params = replace(SHORT, max_new_tokens=25, temperature=1.5)
+    params = replace(SHORT, max_new_tokens=sized(25, 11), temperature=1.5)
     answer = plain(prompt, params).token_ids
     drafter = PerfectDrafter(shift, by_row)
     llm = tiny_llm(drafter, max_requests=1)
     with torch.inference_mode():
-        all_logits = [llm.target.prefill(0, (prompt + answer)[:n])[0] for n in range(1, len(prompt + answer) + 1)]
+        all_logits = [
+            llm.target.prefill(0, (prompt + answer)[:n])[0] for n in range(1, len(prompt + answer) + 1)
+        ]
     drafter.logits[tuple(prompt)] = torch.stack(all_logits)
     output = llm.generate([prompt], replace(params, width=5))[0]
     assert output.token_ids == answer

@@ -159,6 +159,26 @@ def test_backends_agree(backend: Backend, vocab: int) -> None:
         assert ids[3:6].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("spread", [0.05, 1.0, 4.0])
+def test_large_vocabularies_agree(quick_backend: Backend, spread: float) -> None:
+    """Flat and peaked rows with many ties, and filters that keep from one id to nearly all of them."""
+    rows, vocab = 24, 20_001
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(8)) * spread
+    logits = (logits * 64).round() / 64
+    noise = quick_backend.noise(counting(rows), counting(rows), vocab)
+    kind = torch.arange(rows)
+    shares = torch.tensor([0.001, 0.3, 0.9, 0.999, 1.0, 1.0])
+    for params in (
+        Params(0.9, top_p=shares[kind % 6]),
+        Params(0.9, top_k=torch.tensor([1, 50, 311, 5000, vocab - 1, vocab])[kind % 6], min_p=0.001),
+        Params(
+            0.9, top_k=torch.tensor([40, 3000, 0])[kind % 3], top_p=shares[kind % 6], banned=[0, vocab - 1]
+        ),
+    ):
+        ids, _ = quick_backend.choose(logits, noise, params)
+        assert ids.tolist() == choose_by_reference(logits, noise, params)
+
+
 def choose_by_reference(logits: Tensor, noise: Tensor | None, params: Params) -> list[int]:
     with dispatch.forced("reference"):
         return choose(logits, noise, *params.tensors(logits.shape[0]), filtered=True)[0].tolist()

@@ -35,7 +35,12 @@ FAMILIES = {
     "mistral": {"sliding_window": None},
     "mistral-window": {"family": "mistral", "sliding_window": 9},
     "qwen2": {},
-    "qwen2-window": {"family": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "qwen2-window": {
+        "family": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+    },
     "qwen3": {"head_dim": 24},
     "qwen3-tied": {"family": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
 }
@@ -161,5 +166,7 @@ def test_smollm2_greedy_ids_equal_transformers(smollm2):
     eos = smollm2.tokenizer.eos_token_ids
     for output in outputs:
         ids = torch.tensor([output.prompt_token_ids])
-        theirs = model.generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=list(eos), pad_token_id=0)
+        theirs = model.generate(
+            ids, max_new_tokens=64, do_sample=False, eos_token_id=list(eos), pad_token_id=0
+        )
         assert output.token_ids == theirs[0, ids.shape[1] :].tolist()

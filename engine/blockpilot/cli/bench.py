@@ -7,7 +7,7 @@ figures at the top and under `datasets` are those of the first item of `--widths
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,17 +172,25 @@ def _measure(
 ) -> None:
     """Decode what the store lacks, in groups; the arms take turns at going first."""
     missing = [prompt for prompt in prompts if prompt.key not in store.records]
-    if len(missing) < len(prompts):
-        note(f"{len(prompts) - len(missing)} prompts are already measured")
+    finished = len(prompts) - len(missing)
+    if finished:
+        note(f"{finished} prompts are already measured")
     if not missing:
         return
     llm.warmup()
     order = [measure.PLAIN, *arms]
-    with progress("prompts", total=len(prompts), completed=len(prompts) - len(missing)) as advance:
-        for start in range(0, len(missing), batch):
-            group = missing[start : start + batch]
+    with progress("prompts", total=len(prompts), completed=finished) as advance:
+        for group in _groups(missing, batch):
             results = {arm.name: measure.decode(llm, group, params, arm) for arm in order}
             for i, prompt in enumerate(group):
                 store.add(prompt, {name: records[i] for name, records in results.items()})
             order = order[1:] + order[:1]
             advance(len(group))
+
+
+def _groups(prompts: Sequence[Prompt], batch: int) -> Iterator[list[Prompt]]:
+    """Up to `batch` prompts of one dataset at a time: a group's time is shared by its prompts."""
+    for name in dict.fromkeys(prompt.dataset for prompt in prompts):
+        chosen = [prompt for prompt in prompts if prompt.dataset == name]
+        for start in range(0, len(chosen), batch):
+            yield chosen[start : start + batch]

@@ -43,14 +43,16 @@ def _figures(rows: Sequence[dict[str, measure.Record]], arm: measure.Arm) -> dic
 
 def print_report(report: dict[str, Any]) -> None:
     """Tables for people; the last line says whether the answers are identical."""
-    columns = {"dataset": "left", "arm": "left"} | dict.fromkeys(
-        ("prompts", "mean width", "τ", "plain tok/s", "tok/s", "speed-up", "identical"), "right"
-    )
     rows = []
     for arm, figures in report["arms"].items():
         groups = figures["datasets"] if len(figures["datasets"]) > 1 else {}
         rows += [_row(name, arm, figure) for name, figure in {**groups, "all": figures["overall"]}.items()]
-    table(f"{report['prompts']} prompts, {report['hardware']['cpu']}", columns, rows)
+    table(
+        f"{report['prompts']} prompts, {report['hardware']['cpu']}",
+        rows,
+        left=("dataset", "arm"),
+        right=("prompts", "width", "τ", "plain/s", "tokens/s", "ratio", "same"),
+    )
     for difference in report["differences"]:
         fail(f"{difference['arm']}: {difference['id']} differs from plain at token {difference['token']}")
     if report["identical"]:

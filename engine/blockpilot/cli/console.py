@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -71,11 +72,13 @@ def progress(description: str, total: int, completed: int = 0) -> Iterator[Any]:
         yield lambda n=1: bar.advance(task, n)
 
 
-def table(title: str, columns: Mapping[str, str], rows: list[list[str]]) -> None:
-    """A table on stdout. `columns` maps a heading to its justification."""
-    out = Table(title=title, title_justify="left", title_style="bold")
-    for heading, justify in columns.items():
-        out.add_column(heading, justify=justify)  # type: ignore[arg-type]
+def table(title: str, rows: Iterable[Sequence[str]], left: Sequence[str], right: Sequence[str] = ()) -> None:
+    """A table on stdout: the headings of its text columns, then those of its figures."""
+    out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in left:
+        out.add_column(heading)
+    for heading in right:
+        out.add_column(heading, justify="right")
     for row in rows:
         out.add_row(*row)
     OUT.print(out)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from blockpilot.params import SamplingParams
 
 SHOWN = ("word_problem/1", "python_function/1", "rewriting/1")
+LABELS = {"plain": "plain", "spec": "speculative"}
 JSON_KEYS = {
     "identical": "every speculative answer equals plain decoding",
     "first_difference": "null, or the prompt id and token index of the first difference",
@@ -147,24 +148,24 @@ def _report(
 
 def _print(report: dict[str, Any]) -> None:
     say("")
+    title = f"{len(report['prompts'])} prompts, {report['hardware']['cpu']}"
+    tau = {"plain": "1.00", "spec": number(report["tau"])}
+    width = {"plain": "1", "spec": " ".join(map(str, report["width"]))}
+    rows = [
+        [
+            label,
+            number(report[f"{arm}_tokens_per_s"], 1),
+            tau[arm],
+            width[arm],
+            number(report["ttft"][arm], 3),
+        ]
+        for arm, label in LABELS.items()
+    ]
+    table(title, rows, left=("",), right=("tokens/s", "τ", "width", "first token s"))
     seconds = report["seconds"]
     phases = [phase for phase in seconds["spec"] if phase != "prefill"]
-    columns = {"": "left", "tokens/s": "right", "τ": "right", "width": "right", "first token s": "right"}
-    widths = " ".join(map(str, report["width"]))
-    rows = [
-        ["plain", number(report["plain_tokens_per_s"], 1), "1.00", "1", number(report["ttft"]["plain"], 3)],
-        [
-            "speculative",
-            number(report["spec_tokens_per_s"], 1),
-            number(report["tau"]),
-            widths,
-            number(report["ttft"]["spec"], 3),
-        ],
-    ]
-    table(f"{len(report['prompts'])} prompts, {report['hardware']['cpu']}", columns, rows)
-    columns = {"seconds in": "left"} | dict.fromkeys(phases, "right")
-    rows = [[label, *(number(seconds[arm][p], 3) for p in phases)] for label, arm in _ARM_LABELS.items()]
-    table("time by phase", columns, rows)
+    rows = [[label, *(number(seconds[arm][p], 3) for p in phases)] for arm, label in LABELS.items()]
+    table("time by phase", rows, left=("seconds in",), right=phases)
     rates = " ".join(number(rate) for rate in report["acceptance_by_offset"])
     say(f"accepted at offset 1, 2, …: {rates or '-'}")
     if report["speedup"] is not None:
@@ -175,6 +176,3 @@ def _print(report: dict[str, Any]) -> None:
     else:
         where = f"first difference in {difference['id']} at token {difference['token']}"
         say(f"identical: NO, {where}", style="bold red")
-
-
-_ARM_LABELS = {"plain": "plain", "speculative": "spec"}

@@ -155,13 +155,10 @@ def row_independence() -> Check:
 def _print(report: dict[str, Any]) -> None:
     found = {**report["versions"], **report["hardware"]}
     found["cuda"] = ", ".join(found["cuda"]) or "none"
-    table(
-        "installation",
-        {"": "left", "found": "left"},
-        [[k, str(v or "not installed")] for k, v in found.items()],
-    )
+    rows = [[name, str(value or "not installed")] for name, value in found.items()]
+    table("installation", rows, left=("", "found"))
     rows = [[row["op"], row["device"], row["backend"], row["why"]] for row in report["ops"]]
-    table("kernel ops", dict.fromkeys(("op", "device", "backend", "why"), "left"), rows)
+    table("kernel ops", rows, left=("op", "device", "backend", "why"))
     for check in report["checks"]:
         say(f"{check['status']:8}{check['name']}: {check['detail']}", style=STYLES[check["status"]])
         if check["fix"]:

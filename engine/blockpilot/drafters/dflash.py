@@ -159,7 +159,7 @@ class DFlashDrafter:
         return Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
 
     def draft_logits(self, state: State, plan: StepPlan) -> Tensor:
-        """Logits [M, V] float32 of columns 1 … width − 1 of every drafting slot, in order; M is padded to 16s.
+        """Logits [M, V] float32 of columns 1 … width − 1 of every drafting slot, in order; 16 divides M.
 
         Rows at or beyond a slot's effective width hold anything.
         """

@@ -148,7 +148,9 @@ def _attend(
     scores = scores.masked_fill(~by_chunk(seen), float("-inf")).masked_fill(by_chunk(broken), float("nan"))
     top = scores.amax((2, 4), keepdim=True)
     p = torch.exp(scores - top.masked_fill(top == float("-inf"), 0))
-    weighted = torch.bmm(p.flatten(0, 2), v.reshape(split).flatten(0, 2)).view(heads, tiles, chunks, rows, dim)
+    weighted = torch.bmm(p.flatten(0, 2), v.reshape(split).flatten(0, 2)).view(
+        heads, tiles, chunks, rows, dim
+    )
     mass = p.sum(-1)
     total, out = mass[:, :, 0], weighted[:, :, 0]
     for c in range(1, chunks):

@@ -44,7 +44,9 @@ class PackedLinear:
         dtype: torch.float32 or torch.bfloat16.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         if weight.ndim != 2:
             raise ValueError(f"weight: expected [N, K], got shape {tuple(weight.shape)}")
         if dtype not in (torch.float32, torch.bfloat16):
