@@ -27,6 +27,8 @@ test: export BLOCKPILOT_REQUIRE_EXT := 1
 test: lint $(VENV)/.installed $(VENV)/.target $(VENV)/.peers
 	@$(BIN)/python -c 'from blockpilot_kernels import dispatch; raise SystemExit(dispatch.extension_error())' \
 		|| { rm -f $(VENV)/.installed; echo "the C++ extension is missing: make test again to see its build"; exit 1; }
+	BLOCKPILOT_BACKEND=reference OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs tests/engine
+	BLOCKPILOT_BACKEND=triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/engine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs $(ARGS)
 
 lint: $(VENV)/.requirements

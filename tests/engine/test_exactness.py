@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blockpilot import SamplingParams
 from tests.engine.pair import (
     EOS,
+    INTERPRETED,
     VOCAB,
     WIDEST,
     ScriptedDrafter,
@@ -24,7 +25,7 @@ from tests.engine.pair import (
 )
 
 DTYPES = ["float32", "bfloat16"]
-GREEDY = SamplingParams(max_new_tokens=sized(24, 17), ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=sized(24, 11), ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=0.8, seed=7)
 FILTERED = replace(GREEDY, temperature=1.3, top_k=12, top_p=0.9, min_p=0.02, seed=-3)
 MODES = {"greedy": GREEDY, "sampled": SAMPLED, "filtered": FILTERED}
@@ -45,7 +46,7 @@ def test_alone_at_every_width_and_accepted_count(dtype, mode):
     llm = tiny_llm(drafter, dtype=dtype, max_requests=1)
     expected = [plain(p, params, dtype).token_ids for p in asked]
     assert len({tuple(e) for e in expected}) == len(asked)
-    for width in sized(range(1, WIDEST + 1), (2, 5)):
+    for width in sized(range(1, WIDEST + 1), (4,)):
         drafter.seen.clear()
         outputs = llm.generate(asked, replace(params, width=width))
         assert [o.token_ids for o in outputs] == expected
@@ -59,7 +60,7 @@ def test_mixed_batches(dtype, slots):
     """Widths, modes, budgets, slots and finishing times mixed in one batch: each row equals its solo run."""
     drafter = ScriptedDrafter(lambda slot, call: slot + call)
     asked = prompts(sized(12, 4), seed=1)
-    modes = list(MODES.values())
+    modes = list(MODES.values()) if not INTERPRETED else [GREEDY, SAMPLED, GREEDY]
     each = [
         replace(modes[i % 3], width=1 + i % WIDEST, max_new_tokens=3 + sized(5, 2) * (i % 5))
         for i in range(len(asked))
@@ -77,7 +78,6 @@ def test_mixed_batches(dtype, slots):
     assert [o.token_ids for o in reversed(again)] == [o.token_ids for o in outputs]
 
 
-@settings(max_examples=sized(settings.default.max_examples, 3))
 @given(
     data=st.data(),
     length=st.integers(1, 20),
@@ -121,9 +121,9 @@ def test_stop_id_at_every_offset_of_a_block(width, mode):
     drafter = ScriptedDrafter()
     script_answers(drafter, [(prompt, params)], "float32", 40)
     llm = shared_llm("float32", drafter)
-    for phase in sized(range(width), [1, 3]):
+    for phase in sized(range(width), [2]):
         drafter.script = lambda slot, call, phase=phase: phase
-        for at in sized(range(len(free)), [0, 2, 3]):
+        for at in sized(range(len(free)), [0, 2]):
             output = llm.generate([prompt], replace(params, width=width, stop_token_ids=(free[at],)))[0]
             cut = free.index(free[at]) + 1
             assert output.token_ids == free[:cut]
@@ -171,9 +171,9 @@ def test_min_new_tokens_allows_a_stop_exactly_after_them():
     """A stop id that is the choice at token 4 is banned for min 4 … and free for min 3, at every width."""
     (prompt,) = prompts(1, seed=6)
     free = plain(prompt, GREEDY).token_ids
-    at = next(i for i in range(3, 12) if free.index(free[i]) == i)
+    at = next(i for i in range(3, 10) if free.index(free[i]) == i)
     stop = (free[at],)
-    for least in (at, at + 1, at + 3):
+    for least in sized((at, at + 1, at + 3), (at, at + 1)):
         params = replace(GREEDY, stop_token_ids=stop, min_new_tokens=least)
         expected = plain(prompt, params)
         drafter = ScriptedDrafter()
@@ -187,7 +187,6 @@ def test_min_new_tokens_allows_a_stop_exactly_after_them():
             assert len(expected.token_ids) > least - 1 and stop[0] not in expected.token_ids[:least]
 
 
-@pytest.mark.many_steps
 def test_model_eos_ends_unless_ignored():
     drafter = ScriptedDrafter()
     asked = prompts(12, seed=8)

@@ -208,7 +208,9 @@ def test_non_finite_logits_fail_one_request_by_name():
     expected = [plain(p, PARAMS).token_ids for p in asked]
     victim = expected[1]
     poison = next(
-        t for t in victim[2:8] if all(t not in (*e, *p) for e, p in zip(expected, asked, strict=True) if e != victim)
+        t
+        for t in victim[2:8]
+        if all(t not in (*e, *p) for e, p in zip(expected, asked, strict=True) if e != victim)
     )
     drafter = ScriptedDrafter()
     script_answers(drafter, [(p, PARAMS) for p in asked], "float32", 30)
@@ -228,7 +230,9 @@ def test_a_rejected_draft_that_breaks_the_target_leaves_no_trace():
     """The drafter proposes the poisonous token and is refused: plain never saw it, so nothing may change."""
     asked = prompts(2, seed=13)
     expected = [plain(p, PARAMS).token_ids for p in asked]
-    poison = next(t for t in range(3, VOCAB) if all(t not in (*e, *p) for e, p in zip(expected, asked, strict=True)))
+    poison = next(
+        t for t in range(3, VOCAB) if all(t not in (*e, *p) for e, p in zip(expected, asked, strict=True))
+    )
     drafter = ScriptedDrafter()
     drafter.answers = {tuple(p): [poison] * 80 for p in asked}
     drafter.script = lambda slot, call: WIDEST - 1

@@ -78,7 +78,6 @@ def fits(sequences: list[list[int]], params: SamplingParams) -> bool:
     return chisquare(observed, wanted, sum_check=False).pvalue > 1e-4
 
 
-@pytest.mark.many_steps
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_distribution_equals_the_filtered_softmax(setting, width):
@@ -110,7 +109,6 @@ def faulty_noise(change):
     return draw
 
 
-@pytest.mark.many_steps
 def test_planted_same_noise_at_every_position_is_caught(monkeypatch):
     def change(state, plan, position):
         return state.seed[plan.rows.slot], torch.zeros_like(position)
@@ -119,7 +117,6 @@ def test_planted_same_noise_at_every_position_is_caught(monkeypatch):
     assert not independent(draws(forced_engine(), BASE, 4))
 
 
-@pytest.mark.many_steps
 def test_planted_same_noise_for_two_requests_is_caught(monkeypatch):
     def change(state, plan, position):
         return torch.zeros_like(position), position
@@ -128,7 +125,6 @@ def test_planted_same_noise_for_two_requests_is_caught(monkeypatch):
     assert not independent(draws(forced_engine(), BASE, 4))
 
 
-@pytest.mark.many_steps
 def test_planted_filter_on_the_drafting_side_only_is_caught(monkeypatch):
     """The target side has to filter; dropping its filter shows in the distribution."""
     right = step_module.choose_rows

@@ -112,19 +112,19 @@ def test_first_token_touches_one_slot_only():
 
 def test_pointers_never_change():
     drafter = ScriptedDrafter()
-    asked = prompts(6)
+    asked = prompts(sized(6, 2))
     script_answers(drafter, [(p, PARAMS) for p in asked], "float32", 30)
     llm = tiny_llm(drafter, max_requests=2)
     state, cache = llm._scheduler.state, llm.target.cache
     before = (state.pointers(), cache.k.data_ptr(), cache.v.data_ptr(), cache.bad.data_ptr())
-    llm.generate(asked, [replace(PARAMS, width=1 + i % WIDEST) for i in range(6)])
+    llm.generate(asked, [replace(PARAMS, width=1 + i % WIDEST) for i in range(len(asked))])
     assert before == (state.pointers(), cache.k.data_ptr(), cache.v.data_ptr(), cache.bad.data_ptr())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_nan_in_everything_unwritten_changes_no_bit(dtype):
     drafter = ScriptedDrafter()
-    asked = prompts(5, seed=3)
+    asked = prompts(sized(5, 2), seed=3)
     script_answers(drafter, [(p, PARAMS) for p in asked], dtype, 30)
     llm = tiny_llm(drafter, dtype=dtype, max_requests=2)
     with torch.inference_mode():

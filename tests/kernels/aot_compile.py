@@ -36,67 +36,58 @@ def sizes(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "i32")
 
 
-def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """(kernel, types of its arguments, compile-time constants, options) as the launchers use them."""
-    tile = dict(zip(("ROWS", "COUNTERS"), noise.TILE_CUDA, strict=True))
-    found = [
-        (
-            noise.noise_kernel,
-            pointers("SEED POSITION", I64) | {"OUT": F32} | sizes("N V"),
-            {"RAW": False, **tile},
-            noise.OPTIONS,
-        )
-    ]
-    found.append(
-        (
-            choose.row_stats,
-            pointers("LOGITS X BEST", F32)
-            | pointers("INDEX BAD", I32)
-            | {"BANNED": I64}
-            | sizes("N V S n_chunks"),
-            CHOOSE,
-            choose.OPTIONS,
-        )
-    )
-    found.append(
-        (
-            filters.row_cuts,
-            pointers("X TEMPERATURE TOP_P ROW_BEST", F32)
-            | pointers("TOP_K CUT_KEY CUT_ID", I64)
-            | sizes("N V n_chunks"),
-            {**CHOOSE, "CHUNKS": CHUNKS},
-            choose.CUT_OPTIONS,
-        )
-    )
-    scores = pointers("X NOISE TEMPERATURE MIN_P ROW_BEST BEST", F32) | pointers("CUT_KEY CUT_ID", I64)
-    found += [
+# (kernel, types of its arguments, compile-time constants, options) as the launchers use them.
+KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = [
+    (
+        noise.noise_kernel,
+        pointers("SEED POSITION", I64) | {"OUT": F32} | sizes("N V"),
+        {"RAW": False, "ROWS": noise.TILE_CUDA[0], "COUNTERS": noise.TILE_CUDA[1]},
+        noise.OPTIONS,
+    ),
+    (
+        choose.row_stats,
+        pointers("LOGITS X BEST", F32)
+        | pointers("INDEX BAD", I32)
+        | {"BANNED": I64}
+        | sizes("N V S n_chunks"),
+        CHOOSE,
+        choose.OPTIONS,
+    ),
+    (
+        filters.row_cuts,
+        pointers("X TEMPERATURE TOP_P ROW_BEST", F32)
+        | pointers("TOP_K CUT_KEY CUT_ID", I64)
+        | sizes("N V n_chunks"),
+        {**CHOOSE, "CHUNKS": CHUNKS},
+        choose.CUT_OPTIONS,
+    ),
+    *(
         (
             choose.row_scores,
-            scores | {"INDEX": I32} | sizes("N V n_chunks"),
+            pointers("X NOISE TEMPERATURE MIN_P ROW_BEST BEST", F32)
+            | pointers("CUT_KEY CUT_ID", I64)
+            | {"INDEX": I32}
+            | sizes("N V n_chunks"),
             {**CHOOSE, "CHUNKS": CHUNKS, "FILTERED": filtered},
             choose.OPTIONS,
         )
         for filtered in (False, True)
-    ]
-    found.append(
-        (
-            choose.row_ids,
-            {"BEST": F32, "IDS": I64, "FINITE": I8} | pointers("INDEX BAD", I32) | sizes("N V n_chunks"),
-            {"ROWS": CHOOSE["ROWS"], "CHUNKS": CHUNKS},
-            choose.OPTIONS,
-        )
-    )
-    found.append(
-        (
-            accept.accept_commit_kernel,
-            pointers("BLOCK CHOICE WIDTH STOPS LIMIT TOKENS LENGTH FINISH ACCEPTED COUNT", I64)
-            | pointers("FINITE DONE", I8)
-            | sizes("R W S C"),
-            {"ROWS": accept.ROWS, "COLUMNS": 32},
-            accept.OPTIONS,
-        )
-    )
-    return found
+    ),
+    (
+        choose.row_ids,
+        {"BEST": F32, "IDS": I64, "FINITE": I8} | pointers("INDEX BAD", I32) | sizes("N V n_chunks"),
+        {"ROWS": CHOOSE["ROWS"], "CHUNKS": CHUNKS},
+        choose.OPTIONS,
+    ),
+    (
+        accept.accept_commit_kernel,
+        pointers("BLOCK CHOICE WIDTH STOPS LIMIT TOKENS LENGTH FINISH ACCEPTED COUNT", I64)
+        | pointers("FINITE DONE", I8)
+        | sizes("R W S C"),
+        {"ROWS": accept.ROWS, "COLUMNS": 32},
+        accept.OPTIONS,
+    ),
+]
 
 
 def compile_one(
@@ -131,6 +122,6 @@ def _spilled_bytes(ptx: str, arch: int) -> int:
 
 
 if __name__ == "__main__":
-    for entry in kernels():
+    for entry in KERNELS:
         for architecture in ARCHITECTURES:
             print(json.dumps(compile_one(*entry, architecture)), flush=True)

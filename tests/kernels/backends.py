@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockpilot_kernels import choose, gumbel_noise, philox
+from blockpilot_kernels import choose, dispatch, gumbel_noise, philox
 
 
 @dataclass(frozen=True)
@@ -77,3 +77,16 @@ def rows_of(row: list[float] | Tensor, n: int) -> Tensor:
 def counting(n: int, start: int = 0) -> Tensor:
     """[n] int64: start, start + 1, …"""
     return torch.arange(start, start + n, dtype=torch.int64)
+
+
+def run(
+    backend: Backend, logits: Tensor, noise: Tensor | None, params: Params, filtered: bool = True
+) -> list[int]:
+    """The chosen ids of a backend."""
+    return backend.choose(logits, noise, params, filtered)[0].tolist()
+
+
+def reference_ids(logits: Tensor, noise: Tensor | None, params: Params) -> list[int]:
+    """What the reference chooses, whichever backend is forced."""
+    with dispatch.forced("reference"):
+        return choose(logits, noise, *params.tensors(logits.shape[0]), filtered=True)[0].tolist()

@@ -6,6 +6,8 @@ Whatever is reduced is a maximum, a minimum or a sum of integers, so the tiles c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -111,34 +113,73 @@ def choose(
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     if rows == 0:
         return ids, finite
-    tile_rows, widest = TILE_CUDA if logits.is_cuda else TILE_INTERPRETER
-    chunk = min(widest, triton.next_power_of_2(vocab))
-    n_chunks = triton.cdiv(vocab, chunk)
-    sizes = {"ROWS": tile_rows, "CHUNKS": triton.next_power_of_2(n_chunks)}
-    by_chunk = (triton.cdiv(rows, tile_rows), n_chunks)
-    by_row = by_chunk[:1]
-
-    logits = logits.contiguous()
+    tile = Tile.of(logits)
     bans = logits.new_empty((rows, 0), dtype=torch.int64) if banned is None else banned.contiguous()
-    x, best = torch.empty_like(logits), logits.new_empty((rows, n_chunks))
-    index, bad = (torch.empty_like(best, dtype=torch.int32) for _ in range(2))
-    row_stats[by_chunk](
-        logits, bans, x, best, index, bad, rows, vocab, bans.shape[1], n_chunks,
-        ROWS=tile_rows, CHUNK=chunk, **OPTIONS,
+    x, best = torch.empty_like(logits, memory_format=torch.contiguous_format), tile.partial(torch.float32)
+    index, bad = tile.partial(torch.int32), tile.partial(torch.int32)
+    row_stats[tile.by_chunk](
+        logits.contiguous(), bans, x, best, index, bad, rows, vocab, bans.shape[1], tile.chunks,
+        ROWS=tile.rows, CHUNK=tile.width, **OPTIONS,
     )  # fmt: skip
     if noise is not None:
-        heat, k, p, m = (t.contiguous() for t in (temperature, top_k, top_p, min_p))
-        shape = (rows, vocab, n_chunks)
-        cut_key, cut_id = torch.empty_like(ids), torch.empty_like(ids)
-        if filtered:
-            row_cuts[by_row](
-                x, heat, k, p, best, cut_key, cut_id, *shape, CHUNK=chunk, **sizes, **CUT_OPTIONS
-            )
-        row_max, best, index = best, torch.empty_like(best), torch.empty_like(index)
-        row_scores[by_chunk](
-            x, noise.contiguous(), heat, m, row_max, cut_key, cut_id, best, index, *shape,
-            FILTERED=filtered, CHUNK=chunk, **sizes, **OPTIONS,
-        )  # fmt: skip
+        params = [t.contiguous() for t in (temperature, top_k, top_p, min_p)]
+        best, index = _score(tile, x, noise.contiguous(), params, best, filtered)
     flags = finite.view(torch.int8)
-    row_ids[by_row](best, index, bad, ids, flags, rows, vocab, n_chunks, **sizes, **OPTIONS)
+    row_ids[tile.by_row](
+        best, index, bad, ids, flags, rows, vocab, tile.chunks, ROWS=tile.rows, CHUNKS=tile.padded, **OPTIONS
+    )
     return ids, finite
+
+
+def _score(
+    tile: Tile, x: Tensor, noise: Tensor, params: list[Tensor], row_max: Tensor, filtered: bool
+) -> tuple[Tensor, Tensor]:
+    """Best score and its id per row and chunk. params: temperature, top_k, top_p, min_p."""
+    shape = (*x.shape, tile.chunks)
+    sizes = {"ROWS": tile.rows, "CHUNK": tile.width, "CHUNKS": tile.padded}
+    cut_key, cut_id = torch.empty_like(params[1]), torch.empty_like(params[1])
+    if filtered:
+        row_cuts[tile.by_row](x, *params[:3], row_max, cut_key, cut_id, *shape, **sizes, **CUT_OPTIONS)
+    best, index = tile.partial(torch.float32), tile.partial(torch.int32)
+    row_scores[tile.by_chunk](
+        x, noise, params[0], params[3], row_max, cut_key, cut_id, best, index, *shape,
+        FILTERED=filtered, **sizes, **OPTIONS,
+    )  # fmt: skip
+    return best, index
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How [N, V] is cut into programs: `rows` × `width` ids each, `chunks` of them across a row."""
+
+    shape: tuple[int, int]
+    device: torch.device
+    rows: int
+    width: int
+
+    @classmethod
+    def of(cls, logits: Tensor) -> Tile:
+        rows, widest = TILE_CUDA if logits.is_cuda else TILE_INTERPRETER
+        n, vocab = logits.shape
+        return cls((n, vocab), logits.device, rows, min(widest, triton.next_power_of_2(vocab)))
+
+    @property
+    def chunks(self) -> int:
+        return triton.cdiv(self.shape[1], self.width)
+
+    @property
+    def padded(self) -> int:
+        """`chunks` as the power of two that a Triton range needs."""
+        return triton.next_power_of_2(self.chunks)
+
+    @property
+    def by_row(self) -> tuple[int, ...]:
+        return (triton.cdiv(self.shape[0], self.rows),)
+
+    @property
+    def by_chunk(self) -> tuple[int, ...]:
+        return (*self.by_row, self.chunks)
+
+    def partial(self, dtype: torch.dtype) -> Tensor:
+        """Uninitialised [N, chunks]."""
+        return torch.empty((self.shape[0], self.chunks), dtype=dtype, device=self.device)
