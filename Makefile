@@ -10,6 +10,9 @@ TORCH := $(shell sed -n '/^torch==/p' requirements.txt)
 SOURCES := setup.py pyproject.toml MANIFEST.in \
 	$(shell find csrc engine triton_kernels -not -path '*/__pycache__*' -not -path '*.egg-info*' -not -name '*.so')
 
+# One test process, one thread: spinning threads on shared cores cost more than they give.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs
+
 .PHONY: help demo test lint bench develop clean
 
 help:
@@ -23,13 +26,14 @@ help:
 demo: $(VENV)/.installed $(VENV)/.target
 	$(BIN)/blockpilot demo $(ARGS)
 
+# Kernel tests run every backend themselves; the engine's run again on those that are not a CPU's default.
 test: export BLOCKPILOT_REQUIRE_EXT := 1
 test: lint $(VENV)/.installed $(VENV)/.target $(VENV)/.peers
 	@$(BIN)/python -c 'from blockpilot_kernels import dispatch; raise SystemExit(dispatch.extension_error())' \
 		|| { rm -f $(VENV)/.installed; echo "the C++ extension is missing: make test again to see its build"; exit 1; }
-	BLOCKPILOT_BACKEND=reference OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs tests/engine
-	BLOCKPILOT_BACKEND=triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/engine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs $(ARGS)
+	$(if $(ARGS),,BLOCKPILOT_BACKEND=reference $(PYTEST) tests/engine)
+	$(if $(ARGS),,BLOCKPILOT_BACKEND=triton TRITON_INTERPRET=1 $(PYTEST) tests/engine)
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .

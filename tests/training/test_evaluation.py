@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from blockpilot.training.dataset import Examples, best, worth
+from blockpilot.training.dataset import Examples, best, equally_best, worth
 from blockpilot.training.evaluation import Bootstrap, Interval, compare, conclude
 
 WINDOW = (2, 4, 8)
@@ -134,3 +134,8 @@ def test_best_and_worth():
     assert best(tau).tolist() == [0, 1]
     assert worth(tau, WINDOW, None) is tau
     assert worth(tau, WINDOW, {2: 0.5, 4: 1.0, 8: 0.25}).tolist() == [[2.0, 1.0, 2.0], [1.0, 1.0, 4.0]]
+
+
+def test_training_labels_share_ties_equally():
+    tau = torch.tensor([[1.0, 2.0, 2.0], [3.0, 1.0, 2.0]], dtype=torch.float64)
+    assert equally_best(tau).tolist() == [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]

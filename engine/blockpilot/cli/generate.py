@@ -54,6 +54,11 @@ ChatOption = Annotated[
     Path | None,
     typer.Option("--chat", help='JSON file: [{"role", "content"}, ...] or {"messages": [...]}.'),
 ]
+IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Do not end at the model's own ids.")]
+LogprobsOption = Annotated[
+    int | None, typer.Option("--logprobs", help="Log-probabilities and n alternatives.")
+]
+WidthOption = Annotated[int | None, typer.Option("--width", help="Block width in place of the policy's.")]
 
 
 def run(
@@ -69,15 +74,9 @@ def run(
     min_p: MinPOption = 0.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Default: fresh entropy.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End at this text; repeatable.")] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Do not end at the model's own ids.")
-    ] = False,
-    logprobs: Annotated[
-        int | None, typer.Option("--logprobs", help="Log-probabilities and n alternatives.")
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option("--width", help="Block width in place of the policy's.")
-    ] = None,
+    ignore_eos: IgnoreEosOption = False,
+    logprobs: LogprobsOption = None,
+    width: WidthOption = None,
     dtype: DTypeOption = "float32",
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,

@@ -42,6 +42,9 @@ WindowOption = Annotated[str, typer.Option("--window", help="Widths to decode at
 PromptsOption = Annotated[
     Path | None, typer.Option("--prompts", help='JSONL of {"id", "family", "prompt"}; default: generated.')
 ]
+RawLogitsOption = Annotated[
+    bool, typer.Option("--raw-logits", help="Keep whole logit rows, for policies that read them.")
+]
 
 
 def run(
@@ -55,9 +58,7 @@ def run(
     max_new_tokens: MaxNewTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts of a generate call.")] = 16,
-    raw_logits: Annotated[
-        bool, typer.Option("--raw-logits", help="Keep whole logit rows, for policies that read them.")
-    ] = False,
+    raw_logits: RawLogitsOption = False,
     dtype: DTypeOption = "float32",
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,
@@ -83,11 +84,12 @@ def run(
         raw_logits=raw_logits,
     )
     report = {key: getattr(summary, key) for key in JSON_KEYS} | {"path": str(summary.path)}
-    if json:
-        emit_json(report)
-    else:
-        say(f"{report['labelled']} of {report['prompts']} prompts labelled in {report['path']}")
-        say(f"already there: {report['skipped']}; too short to label: {report['unusable']}")
+    emit_json(report) if json else _print(report)
+
+
+def _print(report: dict[str, Any]) -> None:
+    say(f"{report['labelled']} of {report['prompts']} prompts labelled in {report['path']}")
+    say(f"already there: {report['skipped']}; too short to label: {report['unusable']}")
 
 
 def _prompts(file: Path | None, count: int, seed: int) -> list[dict[str, Any]]:

@@ -127,3 +127,13 @@ def best(values: Tensor) -> Tensor:
     columns = torch.arange(values.shape[1])
     top = values == values.amax(-1, keepdim=True)
     return torch.where(top, columns, values.shape[1]).amin(-1)
+
+
+def equally_best(values: Tensor) -> Tensor:
+    """Training label of each row, [N, C] float32: one, shared equally by the widths that reach the maximum.
+
+    Wide blocks often tie, since a draft that is never accepted changes nothing; naming one of the tied widths
+    would teach the others to be wrong.
+    """
+    top = (values == values.amax(-1, keepdim=True)).float()
+    return top / top.sum(-1, keepdim=True)

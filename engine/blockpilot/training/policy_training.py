@@ -16,7 +16,7 @@ from torch import Tensor
 from blockpilot.policies.contract import Pair
 from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, check_cost, save_policy
 from blockpilot.policies.predictor import DEFAULT_HIDDEN, INPUT_KINDS, Architecture, Predictor, WidthNetwork
-from blockpilot.training.dataset import Examples, LabelSet, best, load_examples, worth
+from blockpilot.training.dataset import Examples, LabelSet, best, equally_best, load_examples, worth
 from blockpilot.training.evaluation import Bootstrap, HeldOutReport, Section, compare, conclude, tau_by_width
 from blockpilot.training.prompts import split_rows
 from blockpilot.training.randomness import Draw
@@ -174,7 +174,7 @@ def _train_and_judge(
 ) -> tuple[Fit, HeldOutReport]:
     train, held_out = part(data.examples, settings.held_out, settings.seed, settings.split)
     values = worth(train.tau, train.window, cost if objective == "throughput" else None)
-    target = best(values)
+    target = equally_best(values)
     architecture = settings.architecture(train.inputs.shape[1], train.window)
     order = torch.tensor(Draw(f"shuffle:{settings.seed}").shuffled(range(len(train))))
     fit = fit_network(train, target, architecture, settings)
@@ -214,7 +214,7 @@ def fit_network(train: Examples, target: Tensor, architecture: Architecture, set
     """Adam on cross-entropy; the weights of the epoch with the lowest loss on a validation share of `train`.
 
     Args:
-        target: column of the label, [N] int64.
+        target: label of each row as shares of the widths, [N, C] float32.
     """
     rows = split_rows(train.families, settings.validation, settings.seed + 1, "random")
     fitted, checked = (train.inputs[r] for r in rows)
