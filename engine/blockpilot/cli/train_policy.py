@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from blockpilot.training.evaluation import HeldOutReport
 
 JSON_KEYS = {"policy": "the policy file", "report": "held-out figures, as written by --report"}
-
-
 LabelsArgument = Annotated[list[Path], typer.Argument(help="Label files of one pair.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Policy file to write.")]
 KindOption = Annotated[Literal["compact", "full"], typer.Option("--kind", help="Size of the predictor.")]
