@@ -33,10 +33,7 @@ def resolve_drafter(
     """Load or take a drafter, and have the target hand out the features it wants."""
     if source is None:
         return None
-    if isinstance(source, (str, Path)):
-        drafter = load_drafter(source, target, slots, temperature)
-    else:
-        drafter = source
+    drafter = load_drafter(source, target, slots, temperature) if isinstance(source, (str, Path)) else source
     target.use_features(drafter.feature_layers)
     return drafter
 
