@@ -49,7 +49,7 @@ develop: $(VENV)/.requirements $(VENV)/.target $(VENV)/.peers
 	$(INSTALL) --no-build-isolation --no-deps --editable .
 
 clean:
-	rm -rf $(VENV) build dist engine/*.egg-info triton_kernels/blockpilot_kernels/*.so
+	rm -rf $(VENV) build dist *.egg-info engine/*.egg-info triton_kernels/blockpilot_kernels/*.so
 
 # Stamps: each is made once and again when what it depends on changes.
 $(BIN)/python:
