@@ -41,24 +41,20 @@ def save_target(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    sizes = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 512,
+    }
+    ids = {"bos_token_id": 0, "eos_token_id": EOS, "pad_token_id": None}
     made = AutoConfig.for_model(
         family,
-        **{
-            "vocab_size": vocab,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dim,
-            "max_position_embeddings": 512,
-            "initializer_range": INIT_STD,
-            "tie_word_embeddings": favourites == 0,
-            "bos_token_id": 0,
-            "eos_token_id": EOS,
-            "pad_token_id": None,
-            **config,
-        },
+        **{**sizes, **ids, "initializer_range": INIT_STD, "tie_word_embeddings": not favourites, **config},
     )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(made).float().eval()
@@ -111,6 +107,16 @@ def drafter_config(target: Path, *, layers: int = 2, block_size: int = 8, **over
         "vocab_size": t["vocab_size"],
     }
     return {**config, **over}
+
+
+def with_value(config: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The config with a value at the top, or under dflash_config for "dflash.NAME"; None removes it."""
+    top, nested = dict(config), dict(config["dflash_config"])
+    place, key = (nested, name.removeprefix("dflash.")) if name.startswith("dflash.") else (top, name)
+    place.pop(key, None)
+    if value is not None:
+        place[key] = value
+    return {**top, "dflash_config": nested} if name != "dflash_config" else top
 
 
 def drafter_tensors(config: dict[str, Any], seed: int = 3, std: float = 0.25) -> dict[str, Tensor]:

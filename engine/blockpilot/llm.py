@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,14 +12,22 @@ import torch
 
 from blockpilot.drafters import Drafter
 from blockpilot.errors import EngineClosedError
-from blockpilot.loading import progress_bar, resolve_drafter, resolve_max_length, resolve_policy
+from blockpilot.loading import (
+    progress_bar,
+    resolve_checkpoint,
+    resolve_device,
+    resolve_drafter,
+    resolve_max_length,
+    resolve_policy,
+)
 from blockpilot.memory import require_fits
 from blockpilot.output import Output
 from blockpilot.params import SamplingParams
 from blockpilot.policies import BlockPolicy
 from blockpilot.request import Handle
 from blockpilot.scheduler import Scheduler
-from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
+from blockpilot.stream import Stream
+from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.targets.torch_target import TorchTarget
 from blockpilot.text import load_tokenizer
 
@@ -60,14 +68,14 @@ class LLM:
         draft_temperature: float | None = None,
     ) -> None:
         _check_sizes(max_requests=max_requests, max_queue=max_queue)
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {sorted(DTYPES)}, got {dtype!r}")
+        self.device = resolve_device(device)
         if threads is not None:
             _check_sizes(threads=threads)
             torch.set_num_threads(threads)
-        checkpoint = target if isinstance(target, Checkpoint) else load_checkpoint(target)
+        checkpoint = resolve_checkpoint(target)
         self.max_length = resolve_max_length(max_length, checkpoint)
-        self.device = torch.device(device)
         sizes = (max_requests, self.max_length, DTYPES[dtype])
         require_fits({"target": TorchTarget.memory_bytes(checkpoint.config, *sizes)}, self.device)
         self.tokenizer = load_tokenizer(checkpoint)
@@ -112,8 +120,8 @@ class LLM:
             params: one for all, or one per prompt.
             progress: show a progress bar on stderr.
         """
-        if isinstance(prompts, (str, bytes)):
-            raise ValueError("prompts: expected a list of prompts, got one string; wrap it in a list")
+        if not isinstance(prompts, (list, tuple)):
+            raise ValueError(f"prompts: expected a list of prompts, got {type(prompts).__name__}")
         each = _spread(params, len(prompts))
         requests = [self._handle(p, s, None) for p, s in zip(prompts, each, strict=True)]
         waiting = list(reversed(requests))
@@ -142,7 +150,7 @@ class LLM:
         """
         with self._lock:
             self._check_open()
-            handle = self._handle(prompt, params or SamplingParams(), deadline)
+            handle = self._handle(prompt, SamplingParams() if params is None else params, deadline)
             self._scheduler.submit(handle)
             return handle
 
@@ -156,6 +164,10 @@ class LLM:
         """End a request now, keeping what it has; nothing happens to a finished one."""
         with self._lock:
             self._scheduler.cancel(handle)
+
+    def abandon(self, handle: Handle) -> None:
+        """Cancel at the next `submit` or `step`; safe from a finaliser, whatever else is running."""
+        self._scheduler.abandoned.append(handle)
 
     def warmup(self) -> None:
         """Run a short request through prefill, draft and verify, so that the first real one pays no set-up."""
@@ -189,20 +201,26 @@ class LLM:
             raise EngineClosedError("this LLM was closed; make a new one")
 
     def _handle(self, prompt: Prompt, params: SamplingParams, deadline: float | None) -> Handle:
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params: expected SamplingParams, got {type(params).__name__}")
         ids = self._prompt_ids(prompt)
         self._check_request(ids, params)
-        if deadline is not None and not deadline > 0:
+        if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
             raise ValueError(f"deadline: expected seconds > 0 or None, got {deadline!r}")
         return Handle(ids, params, self.tokenizer, deadline)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode_prompt(prompt)
-        items: list[Any] = list(prompt)
-        if items and all(isinstance(i, Mapping) for i in items):
-            return self.tokenizer.encode_prompt(items)
+        wrong = "prompt: expected a str, a list of chat messages or a list of token ids"
+        if not isinstance(prompt, (str, list, tuple)):
+            raise ValueError(f"{wrong}, got {type(prompt).__name__}")
+        items: list[Any] = [] if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str) or (items and all(isinstance(i, Mapping) for i in items)):
+            try:
+                return self.tokenizer.encode_prompt(prompt if isinstance(prompt, str) else items)
+            except (TypeError, UnicodeError) as error:  # a lone surrogate, a message that is not text
+                raise ValueError(f"prompt: expected valid Unicode text, got {prompt!r}: {error}") from error
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in items):
-            raise ValueError("prompt: expected a str, a list of chat messages or a list of token ids")
+            raise ValueError(wrong)
         return items
 
     def _check_request(self, ids: list[int], params: SamplingParams) -> None:
@@ -222,48 +240,11 @@ class LLM:
             raise ValueError(f"SamplingParams.width: expected one of {widths}, got {params.width}")
 
 
-class Stream:
-    """Iterator over the text pieces of one request; closing it early frees the request's slot."""
-
-    def __init__(self, llm: LLM, handle: Handle) -> None:
-        self._llm, self.handle = llm, handle
-        self._pieces = self._run()
-
-    @property
-    def output(self) -> Output | None:
-        """The finished output, once the iterator is exhausted or closed."""
-        return self.handle.output
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """Stop early."""
-        self._pieces.close()
-        self._llm.cancel(self.handle)
-
-    def _run(self) -> Any:
-        shown = 0
-        try:
-            while True:
-                text = self.handle.text
-                if len(text) > shown:
-                    piece, shown = text[shown:], len(text)
-                    yield piece
-                elif self.handle.finished:
-                    return
-                else:
-                    self._llm.step()
-        finally:
-            self._llm.cancel(self.handle)
-
-
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, (list, tuple)):
+        raise ValueError(f"params: expected SamplingParams or a list of them, got {type(params).__name__}")
     if len(params) != count:
         raise ValueError(f"params: expected one or {count} (one per prompt), got {len(params)}")
     return params

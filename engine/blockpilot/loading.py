@@ -6,12 +6,39 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from blockpilot.drafters import Drafter, load_drafter
 from blockpilot.policies import BlockPolicy, load_policy
-from blockpilot.targets.checkpoint import Checkpoint
+from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
 from blockpilot.targets.torch_target import TorchTarget
 
 DEFAULT_MAX_LENGTH = 2048
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device called `name`.
+
+    Raises:
+        ValueError: no such device, or not in this build of torch.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(
+            f"device: expected one torch can use here, such as 'cpu', got {name!r}: {error}"
+        ) from error
+    return device
+
+
+def resolve_checkpoint(source: str | Path | Checkpoint) -> Checkpoint:
+    """Load or take a target."""
+    if isinstance(source, Checkpoint):
+        return source
+    if not isinstance(source, (str, Path)):
+        raise ValueError(f"target: expected a name, a path or a Checkpoint, got {type(source).__name__}")
+    return load_checkpoint(source)
 
 
 def resolve_max_length(asked: int | None, checkpoint: Checkpoint) -> int:
@@ -31,9 +58,16 @@ def resolve_drafter(
     source: str | Path | Drafter | None, target: TorchTarget, slots: int, temperature: float | None
 ) -> Drafter | None:
     """Load or take a drafter, and have the target hand out the features it wants."""
+    if temperature is not None and not (
+        isinstance(temperature, (int, float)) and 0 < temperature < float("inf")
+    ):
+        raise ValueError(f"draft_temperature: expected a number > 0, got {temperature!r}")
     if source is None:
         return None
+    if not isinstance(source, (str, Path)) and not hasattr(source, "feature_layers"):
+        raise ValueError(f"drafter: expected 'bundled', a folder, a hub id or a Drafter, got {source!r}")
     drafter = load_drafter(source, target, slots, temperature) if isinstance(source, (str, Path)) else source
+    drafter.attach(target, slots)
     target.use_features(drafter.feature_layers)
     return drafter
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-MIN_TEMPERATURE = 1e-5
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e6
+MAX_COUNT = 2**31
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 16
 
@@ -16,8 +16,17 @@ def _require(ok: bool, name: str, expected: str, got: object) -> None:
         raise ValueError(f"SamplingParams.{name}: expected {expected}, got {got!r}")
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_int(value: object, low: int = -(2**63), high: int = 2**64) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < high
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
+
+def _items(name: str, value: object, expected: str) -> tuple[Any, ...]:
+    _require(isinstance(value, (list, tuple)), name, expected, value)
+    return tuple(value) if isinstance(value, (list, tuple)) else ()
 
 
 @dataclass(frozen=True)
@@ -52,47 +61,42 @@ class SamplingParams:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        stop: Iterable[str] = (self.stop,) if isinstance(self.stop, str) else self.stop
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop, "a tuple of strings")
+        ids = _items("stop_token_ids", self.stop_token_ids, "a tuple of token ids")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", ids)
         self._check_limits()
         self._check_sampling()
         self._check_stops()
 
     def _check_limits(self) -> None:
         new, least = self.max_new_tokens, self.min_new_tokens
-        _require(new is None or (_is_int(new) and new >= 0), "max_new_tokens", "None or an int >= 0", new)
-        _require(_is_int(least) and least >= 0, "min_new_tokens", "an int >= 0", least)
+        _require(new is None or _is_int(new, 0, 2**128), "max_new_tokens", "None or an int >= 0", new)
+        _require(_is_int(least, 0, MAX_COUNT), "min_new_tokens", f"an int in [0, {MAX_COUNT})", least)
         if new is not None:
             _require(least <= new, "min_new_tokens", f"at most max_new_tokens = {new}", least)
-        n = self.logprobs
-        _require(
-            n is None or (_is_int(n) and 0 <= n <= MAX_LOGPROBS), "logprobs", f"None or 0..{MAX_LOGPROBS}", n
-        )
-        _require(
-            self.width is None or (_is_int(self.width) and self.width >= 1),
-            "width",
-            "an int >= 1",
-            self.width,
-        )
+        n, width = self.logprobs, self.width
+        _require(n is None or _is_int(n, 0, MAX_LOGPROBS + 1), "logprobs", f"None or 0..{MAX_LOGPROBS}", n)
+        _require(width is None or _is_int(width, 1, MAX_COUNT), "width", "an int >= 1", width)
 
     def _check_sampling(self) -> None:
         t = self.temperature
-        ok = isinstance(t, (int, float)) and math.isfinite(t) and (t == 0 or t >= MIN_TEMPERATURE)
-        _require(ok, "temperature", f"0 (greedy) or a number >= {MIN_TEMPERATURE}", t)
-        _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", "an int >= 0 (0 = off)", self.top_k)
-        _require(0 < self.top_p <= 1, "top_p", "a number in (0, 1] (1 = off)", self.top_p)
-        _require(0 <= self.min_p <= 1, "min_p", "a number in [0, 1] (0 = off)", self.min_p)
-        seed = self.seed
+        ok = _is_number(t, 0, MAX_TEMPERATURE) and (t == 0 or t >= MIN_TEMPERATURE)
+        _require(ok, "temperature", f"0 (greedy) or {MIN_TEMPERATURE}..{MAX_TEMPERATURE:g}", t)
         _require(
-            seed is None or (_is_int(seed) and -(2**63) <= seed < 2**64), "seed", "None or a 64-bit int", seed
+            _is_int(self.top_k, 0, MAX_COUNT), "top_k", f"an int in [0, {MAX_COUNT}) (0 = off)", self.top_k
         )
+        ok = _is_number(self.top_p, 0, 1) and self.top_p > 0
+        _require(ok, "top_p", "a number in (0, 1] (1 = off)", self.top_p)
+        _require(_is_number(self.min_p, 0, 1), "min_p", "a number in [0, 1] (0 = off)", self.min_p)
+        seed = self.seed
+        _require(seed is None or _is_int(seed), "seed", "None or a 64-bit int", seed)
 
     def _check_stops(self) -> None:
         for text in self.stop:
             _require(isinstance(text, str) and text != "", "stop", "non-empty strings", text)
         for i in self.stop_token_ids:
-            _require(_is_int(i) and i >= 0, "stop_token_ids", "token ids >= 0", i)
+            _require(_is_int(i, 0), "stop_token_ids", "token ids >= 0", i)
         n = len(self.stop_token_ids)
         _require(n <= MAX_STOP_IDS, "stop_token_ids", f"at most {MAX_STOP_IDS} ids", n)
 

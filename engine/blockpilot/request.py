@@ -98,6 +98,12 @@ class Handle:
         if not self.finished:
             self._close(reason)
 
+    def fail(self, error: BaseException) -> None:
+        """End because of an exception; an interrupt counts as a cancellation."""
+        if not self.finished:
+            failed = isinstance(error, Exception)
+            self._close("error" if failed else "cancelled", error if isinstance(error, Exception) else None)
+
     def _mark_first(self) -> None:
         self._first_token = time.perf_counter()
         self.stats.time_to_first_token = self._first_token - self.submitted

@@ -64,6 +64,7 @@ class Scheduler:
         self.eos, self.max_queue, self.dump = eos, max_queue, slots
         self.state = State.allocate(slots, target.capacity, widest, MAX_STOP_IDS + len(eos), target.device)
         self.queue: deque[Handle] = deque()
+        self.abandoned: deque[Handle] = deque()
         self.active: dict[int, Handle] = {}
         self.policy_calls = 0
 
@@ -76,6 +77,7 @@ class Scheduler:
         if handle.params.max_new_tokens == 0:
             handle.close("length")
             return
+        self._drop_abandoned()
         if len(self.queue) >= self.max_queue:
             raise QueueFullError(f"{self.max_queue} requests are waiting; call step() or raise max_queue")
         self.queue.append(handle)
@@ -89,6 +91,7 @@ class Scheduler:
 
     def step(self) -> bool:
         """Admit what fits, run one step for every active slot, deliver. Returns whether work is left."""
+        self._drop_abandoned()
         self._expire()
         for slot in range(self.dump):
             while self.queue and slot not in self.active:
@@ -96,6 +99,11 @@ class Scheduler:
         if self.active:
             self._run()
         return self.busy
+
+    def _drop_abandoned(self) -> None:
+        """Cancel requests whose stream was garbage collected, which may happen at any moment and thread."""
+        while self.abandoned:
+            self.cancel(self.abandoned.popleft())
 
     def _expire(self) -> None:
         now = time.perf_counter()
@@ -109,26 +117,35 @@ class Scheduler:
             self.state.done[handle.slot] = True
 
     def _admit(self, slot: int, handle: Handle) -> None:
-        """Prefill, first token, policy, drafter: the only place where a request's width is decided."""
-        clock = StepClock()
+        """Start a request in a slot; whatever goes wrong ends this request, never leaves it half started."""
         handle.slot = slot
         self.active[slot] = handle
+        try:
+            self._start(slot, handle)
+        except BaseException as error:
+            handle.fail(error)
+            self._retire(handle)
+            if not isinstance(error, Exception):
+                raise
+
+    def _start(self, slot: int, handle: Handle) -> None:
+        """Prefill, first token, policy, drafter: the only place where a request's width is decided."""
+        clock = StepClock()
         load_slot(self.state, slot, handle, self.eos)
         logits, features = self.target.prefill(slot, handle.prompt)
         plan = self._plan({slot: handle}, (1,))
         logprobs = first_token(self.state, plan, logits)
         clock.lap("prefill")
         self._deliver({slot: handle}, plan, logprobs, first=True)
-        if handle.finished:
-            return
-        width = self._width(handle, logits[None])
-        handle.choose_width(width)
-        self.state.width[slot] = width
-        clock.lap("policy")
-        if width > 1:
-            assert self.drafter is not None  # _width refuses wider blocks without a drafter
-            self.drafter.begin(slot, features, handle.prompt)
-        clock.lap("draft")
+        if not handle.finished:
+            width = self._width(handle, logits[None])
+            clock.lap("policy")
+            if width > 1:
+                assert self.drafter is not None  # _width refuses wider blocks without a drafter
+                self.drafter.begin(slot, features, handle.prompt)
+            handle.choose_width(width)
+            self.state.width[slot] = width
+            clock.lap("draft")
         self._charge([handle], clock)
 
     def _width(self, handle: Handle, last_logits: torch.Tensor) -> int:
@@ -136,10 +153,9 @@ class Scheduler:
             return handle.params.width
         self.policy_calls += 1
         width = int(self.policy.choose(last_logits)[0])
-        if not 1 <= width <= self.state.widest or (width > 1 and self.drafter is None):
-            raise ValueError(
-                f"policy chose width {width}; expected 1..{self.state.widest if self.drafter else 1}"
-            )
+        widths = self.drafter.window if self.drafter else (1,)
+        if width not in (1, *widths):
+            raise ValueError(f"policy chose width {width}; expected one of {widths}")
         return width
 
     def _plan(self, handles: dict[int, Handle], widths: Sequence[int]) -> StepPlan:
@@ -161,7 +177,17 @@ class Scheduler:
         )
 
     def _run(self) -> None:
+        """One step for every active slot. If it breaks, its requests end: their tokens may be half committed."""
         handles = dict(sorted(self.active.items()))
+        try:
+            self._advance(handles)
+        except BaseException as error:
+            for handle in handles.values():
+                handle.fail(error)
+                self._retire(handle)
+            raise
+
+    def _advance(self, handles: dict[int, Handle]) -> None:
         clock = StepClock()
         plan = self._plan(handles, [h.stats.width for h in handles.values()])
         clock.lap("host")

@@ -136,9 +136,12 @@ def row_logprobs(logits: Tensor, ids: Tensor, top: int | None) -> Logprobs | Non
     if top is None:
         return None
     norm = torch.logsumexp(logits, -1, keepdim=True)
-    best = logits.topk(min(top, logits.shape[1]), -1)
-    chosen = logits.gather(1, ids[:, None]) - norm
-    return Logprobs(chosen[:, 0], best.indices, best.values - norm)
+    chosen = (logits.gather(1, ids[:, None]) - norm)[:, 0]
+    if top == 0:
+        return Logprobs(chosen, ids[:, None][:, :0], norm[:, :0])
+    # A stable sort: topk breaks ties in an order that depends on k, and so on what a neighbour asked for.
+    values, order = logits.sort(dim=-1, descending=True, stable=True)
+    return Logprobs(chosen, order[:, :top], values[:, :top] - norm)
 
 
 def first_token(state: State, plan: StepPlan, logits: Tensor) -> Logprobs | None:

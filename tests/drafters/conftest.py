@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiny import save_drafter, save_target
+from tests.tiny import drafter_config, save_drafter, save_target
 
 FAMILIES = ("llama", "qwen3")
 
@@ -36,3 +36,9 @@ def drafter_for(
         return targets[family], made[key]
 
     return make
+
+
+@pytest.fixture
+def config(targets: dict[str, Path]) -> dict[str, Any]:
+    """config.json of a drafter for the llama target."""
+    return drafter_config(targets["llama"])

@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockpilot import bundled
+from blockpilot import LLM, SamplingParams, bundled
 from blockpilot.plan import StepPlan
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
 from blockpilot.targets.hub import find_smollm2
 from tests.drafters.rounds import CPU, Rounds, load_pair
-from tests.tiny import EOS
+from tests.engine.pair import VOCAB, write_tokenizer
+from tests.tiny import EOS, save_drafter, save_target
 
 published = pytest.importorskip("dflash.model")
 
@@ -146,6 +147,20 @@ def test_greedy_generation_round_by_round(drafter_for, no_cuda_clock, variant):
     assert seen[2] == {1, 2}
     assert seen[3] == {1, 2, 3}
     assert len(set().union(*seen.values())) >= 4
+
+
+def test_the_library_call_gives_the_same(tmp_path, no_cuda_clock):
+    """`LLM.generate` over a batch of widths: ids and number of rounds are those of the package, one by one."""
+    target = save_target(tmp_path / "target", vocab=VOCAB)
+    write_tokenizer(target)
+    folders = (target, save_drafter(tmp_path / "drafter", target))
+    llm = LLM(target, drafter=folders[1], max_requests=3, max_length=96)
+    prompts = [[5 + i, *range(7, 7 + 5 * i)] for i in range(5)]
+    params = [SamplingParams(max_new_tokens=30 - 2 * i, width=2 + 2 * i, ignore_eos=True) for i in range(5)]
+    for prompt, p, output in zip(prompts, params, llm.generate(prompts, params), strict=True):
+        ids, counts = generate_published(folders, prompt, p.max_new_tokens, p.width, None)
+        assert prompt + output.token_ids == ids
+        assert (output.stats.steps, output.stats.committed) == (len(counts), sum(counts))
 
 
 def test_a_stop_inside_a_block_ends_the_same_round(drafter_for, no_cuda_clock):

@@ -198,15 +198,22 @@ def test_a_sampled_answer_is_the_plain_one(drafter_for):
 
 
 def test_no_stop_id_is_drafted_before_it_is_allowed(drafter_for):
+    """Up to the position before `free_from`, and from it on they are."""
     rounds = Rounds(*load_pair(*drafter_for("llama")))
-    rounds.start(0, [5, 6, 7], width=6, budget=30, stops=[3, EOS], free_from=18)
-    rounds.finish()
-    position = 4
-    for block, count in zip(rounds.blocks[0], rounds.counts[0], strict=True):
-        early = [t for j, t in enumerate(block[1:]) if position + j < 18]
-        assert not {3, EOS} & set(early)
-        position += count
-    assert len(rounds.tokens(0)) >= 18
+    stops = {3, EOS}
+    last_banned, first_free = 0, 0
+    for free_from in range(6, 16):
+        rounds.start(0, [5, 6, 7], width=6, budget=20, stops=sorted(stops), free_from=free_from)
+        rounds.finish()
+        position = 4
+        for block, count in zip(rounds.blocks[0], rounds.counts[0], strict=True):
+            drafted = dict(enumerate(block[1:], position))
+            assert not stops & {t for p, t in drafted.items() if p < free_from}
+            last_banned += free_from - 1 in drafted
+            first_free += drafted.get(free_from) in stops
+            position += count
+    assert last_banned
+    assert first_free
 
 
 def test_features_of_another_prompt_are_refused(drafter_for):

@@ -136,6 +136,9 @@ class ScriptedDrafter:
         self._prompt: dict[int, tuple[int, ...]] = {}
         self._calls: dict[int, int] = {}
 
+    def attach(self, target, max_requests) -> None:
+        pass
+
     def begin(self, slot, features, tokens) -> None:
         assert features.shape == (len(tokens), 2 * tiny_config()["hidden_size"])
         self._prompt[slot] = tuple(tokens)

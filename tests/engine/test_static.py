@@ -40,6 +40,9 @@ class ConstantDrafter:
     feature_layers = (1,)
     kind = fingerprint = "constant"
 
+    def attach(self, target, max_requests) -> None:
+        pass
+
     def propose(self, state, plan, noise) -> Proposal:
         tokens = torch.full_like(state.block[:, 1:], 5)
         order = torch.arange(tokens.shape[1], device=tokens.device)

@@ -18,9 +18,10 @@ from blockpilot.cli.prompts import Prompt
 from blockpilot.output import PHASES
 
 if TYPE_CHECKING:
-    from blockpilot.llm import LLM, Stream
+    from blockpilot.llm import LLM
     from blockpilot.output import Output
     from blockpilot.params import SamplingParams
+    from blockpilot.stream import Stream
 
 Record = dict[str, Any]
 

@@ -45,6 +45,9 @@ class Drafter(Protocol):
     feature_layers: tuple[int, ...]
     fingerprint: str
 
+    def attach(self, target: TorchTarget, max_requests: int) -> None:
+        """Refuse, with a ValueError, a target or a number of slots this drafter was not built for."""
+
     def begin(self, slot: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Start a request: features [len(tokens), n·H] of the whole prompt; `tokens` the prompt ids."""
 

@@ -125,6 +125,21 @@ class DFlashDrafter:
         logits = 4 * m.vocab_size * max_requests * 2 * config.block_size
         return weights + KVCache.bytes_needed(*kv) + 2 * logits  # with their noise
 
+    def attach(self, target: TorchTarget, max_requests: int) -> None:
+        """Refuse a target whose embedding this drafter does not borrow, or more room than its cache has.
+
+        Raises:
+            ValueError: what was built and what is asked for.
+        """
+        if target.embedding is not self._embedding:
+            raise ValueError("drafter: it was built on another target; build it on the one it is used with")
+        built = (self.cache.dump, len(self._cos))
+        if built[0] < max_requests or built[1] < target.capacity:
+            raise ValueError(
+                f"drafter: expected room for {max_requests} requests of {target.capacity} positions, "
+                f"got one built for {built[0]} of {built[1]}"
+            )
+
     def begin(self, slot: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Context rows of a prompt: features [len(tokens), n·H] of positions 0 … len(tokens) − 1.
 

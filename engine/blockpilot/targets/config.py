@@ -184,7 +184,11 @@ class ModelConfig:
 def _family(config: Mapping[str, Any]) -> str:
     family, classes = config.get("model_type"), config.get("architectures") or []
     known = ", ".join(f"{k} ({v})" for k, v in ARCHITECTURES.items())
-    if family not in ARCHITECTURES or (classes and ARCHITECTURES[family] not in classes):
+    if (
+        family not in ARCHITECTURES
+        or not isinstance(classes, list)
+        or (classes and ARCHITECTURES[family] not in classes)
+    ):
         raise ValueError(f"unsupported model_type {family!r}, architectures {classes!r}; supported: {known}")
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):

@@ -13,9 +13,10 @@ from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.norm_rope import rms_norm
-from blockpilot_kernels.tiled_linear import PackedLinear, pad_rows
+from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
 PREFILL_ROWS = 128
+WIDEST_BLOCK = 16  # what the memory estimate allows for; published drafters are at most this wide
 
 
 class TorchTarget:
@@ -64,7 +65,13 @@ class TorchTarget:
         # A CPU without bf16 matrix instructions keeps rounded weights in fp32, so fp32 is the safe count.
         weights = 4 * (c.num_layers * per_layer + 2 * c.vocab_size * c.hidden_size)
         kv = (c.num_layers, max_requests, c.num_kv_heads, capacity, c.head_dim, dtype)
-        return weights + KVCache.bytes_needed(*kv) + 16 * c.vocab_size * PREFILL_ROWS
+        groups = c.num_heads // c.num_kv_heads
+        tiles = max(PREFILL_ROWS * groups // TILE, max_requests * -(-WIDEST_BLOCK * groups // TILE))
+        # Attention holds a tile's keys and values twice in fp32 while it masks them, and its scores three times.
+        attention_scratch = 4 * tiles * c.num_kv_heads * capacity * (4 * c.head_dim + 3 * TILE)
+        # Logits, noise and two temporaries of a filter.
+        logits = 4 * 4 * c.vocab_size * max(TILE, max_requests * WIDEST_BLOCK)
+        return weights + KVCache.bytes_needed(*kv) + attention_scratch + logits
 
     def use_features(self, layers: Sequence[int]) -> None:
         """Choose the hidden states handed to the drafter (HF convention: k = output of layer k−1, 0 = embeddings).

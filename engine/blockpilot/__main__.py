@@ -1,0 +1,5 @@
+"""`python -m blockpilot`."""
+
+from blockpilot.cli import main
+
+main()
