@@ -54,10 +54,6 @@ class Handle:
     def text(self) -> str:
         return "".join(self._text)
 
-    def admit(self, slot: int) -> None:
-        """Bind to a slot."""
-        self.slot = slot
-
     def choose_width(self, width: int) -> None:
         """Fix the block width for the life of the request."""
         self.stats.width = width

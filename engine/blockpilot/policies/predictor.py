@@ -165,11 +165,6 @@ class Predictor:
         self._embedding: Tensor | None = None
         self._pack(torch.device("cpu"))
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of the network's weights."""
-        return sum(p.numel() * p.element_size() for p in self.network.parameters())
-
     def bind(self, embedding: Tensor) -> None:
         """Keeps a reference to the target's embedding [V, H] and moves to its device."""
         name, size = (
