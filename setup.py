@@ -23,6 +23,7 @@ FLAGS = [
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-Wno-psabi",
     *OPENMP,
 ]
 
@@ -33,9 +34,13 @@ SOURCES = [
     "csrc/cpu/choose.cpp",
     "csrc/cpu/accept_commit.cpp",
     "csrc/cpu/rows_default.cpp",
+    "csrc/cpu/pool.cpp",
+    "csrc/cpu/model.cpp",
+    "csrc/cpu/decoder.cpp",
+    "csrc/cpu/model_default.cpp",
 ]
 if X86:
-    SOURCES += ["csrc/cpu/rows_avx2.cpp", "csrc/cpu/rows_avx512.cpp"]
+    SOURCES += [f"csrc/cpu/{unit}_{isa}.cpp" for unit in ("rows", "model") for isa in ("avx2", "avx512")]
 
 
 class OptionalBuild(BuildExtension):

@@ -19,6 +19,15 @@ TORCH_LIBRARY(blockpilot, m) {
       "limit, "
       "Tensor(a!) tokens, Tensor(b!) length, Tensor(c!) done, Tensor(d!) finish, Tensor(e!) accepted, "
       "Tensor(f!) count) -> ()");
+  m.def(
+      "decoder_forward(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, "
+      "Tensor cos, Tensor sin, Tensor tokens, Tensor slot, Tensor position, Tensor exists, Tensor extent, "
+      "int[] feature_layers, Tensor head_rows) -> (Tensor, Tensor)");
+  m.def(
+      "context_append(Tensor[] weights, Tensor plan, float eps, Tensor(a!) keys, Tensor(b!) values, "
+      "Tensor cos, Tensor sin, Tensor features, Tensor slot, Tensor position, Tensor exists) -> ()");
+  m.def("packed_linear(Tensor x, Tensor weights, Tensor record, int rounding) -> Tensor");
+  m.def("weighted_rows(Tensor p, Tensor weights, Tensor record) -> Tensor");
 }
 
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};

@@ -20,13 +20,14 @@ const std::vector<Candidate>& candidates() {
     std::vector<Candidate> list;
 #if defined(BLOCKPILOT_X86)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2");
+    const bool avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    list.push_back({{"avx512", &rows_avx512}, avx512});
-    list.push_back({{"avx2", &rows_avx2}, avx2});
+    list.push_back({{"avx512", &rows_avx512, &model_avx512}, avx512});
+    list.push_back({{"avx2", &rows_avx2, &model_avx2}, avx2});
 #endif
-    list.push_back({{"default", &rows_default}, true});
+    list.push_back({{"default", &rows_default, &model_default}, true});
     return list;
   }();
   return all;

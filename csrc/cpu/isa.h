@@ -1,5 +1,6 @@
 // Choice of the instruction set at run time.
 #pragma once
+#include "model_kernels.h"
 #include "rows.h"
 
 namespace blockpilot {
@@ -7,6 +8,7 @@ namespace blockpilot {
 struct Isa {
   const char* name;
   const RowKernels* rows;
+  const ModelKernels* model;
 };
 
 // The best instruction set of this machine, or the one that the environment variable BLOCKPILOT_ISA names.

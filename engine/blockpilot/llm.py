@@ -13,14 +13,15 @@ import torch
 from blockpilot.drafters import Drafter
 from blockpilot.errors import EngineClosedError
 from blockpilot.loading import (
+    build_target,
     progress_bar,
     resolve_checkpoint,
     resolve_device,
     resolve_drafter,
     resolve_max_length,
     resolve_policy,
+    resolve_weights,
 )
-from blockpilot.memory import require_fits
 from blockpilot.output import Output
 from blockpilot.params import SamplingParams
 from blockpilot.policies import BlockPolicy
@@ -28,7 +29,6 @@ from blockpilot.request import Handle
 from blockpilot.scheduler import Scheduler
 from blockpilot.stream import Stream
 from blockpilot.targets.checkpoint import Checkpoint
-from blockpilot.targets.torch_target import TorchTarget
 from blockpilot.text import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,7 +42,9 @@ class LLM:
         target: "smollm2", a safetensors folder, a GGUF file, a hub id, or a loaded `Checkpoint`.
         drafter: "bundled", a folder in DFlash format, a hub id, a `Drafter`, or None for plain decoding.
         policy: "bundled", a policy file, a width, a `BlockPolicy`, or None for the drafter's block size.
-        device: torch device. dtype: "float32" or "bfloat16".
+        device: torch device. dtype: "float32" or "bfloat16": KV cache, float weights, inputs of products.
+        weights: "stored" keeps a GGUF file's blocks, "stored-int8" rounds their inputs to bytes as well, "dense"
+            makes floats of them; "auto" picks, and `weights` says what.
         max_requests: requests decoded at once. max_length: positions per request (prompt and answer).
         threads: CPU threads, for the whole process; None keeps torch's setting.
         max_queue: requests that may wait. draft_temperature: factor on a request's temperature for drafting.
@@ -61,6 +63,7 @@ class LLM:
         policy: str | Path | int | BlockPolicy | None = None,
         device: str = "cpu",
         dtype: str = "float32",
+        weights: str = "auto",
         max_requests: int = 8,
         max_length: int | None = None,
         threads: int | None = None,
@@ -77,10 +80,10 @@ class LLM:
         checkpoint = resolve_checkpoint(target)
         self.max_length = resolve_max_length(max_length, checkpoint)
         sizes = (max_requests, self.max_length, DTYPES[dtype])
-        require_fits({"target": TorchTarget.memory_bytes(checkpoint.config, *sizes)}, self.device)
+        self.weights = resolve_weights(weights, checkpoint, self.device)
         self.tokenizer = load_tokenizer(checkpoint)
         with torch.inference_mode():
-            self.target = TorchTarget(checkpoint, *sizes, self.device)
+            self.target = build_target(checkpoint, *sizes, self.device, self.weights)
             self.drafter = resolve_drafter(drafter, self.target, max_requests, draft_temperature)
             self.policy = resolve_policy(policy, self.target, self.drafter)
         eos = tuple(sorted({*checkpoint.config.eos_token_ids, *self.tokenizer.eos_token_ids}))

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import torch
 
+from blockpilot.memory import require_fits
 from blockpilot.drafters import Drafter, load_drafter
 from blockpilot.policies import BlockPolicy, load_policy
+from blockpilot.targets import Target
 from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
+from blockpilot.targets.cpp_target import CppTarget, packed_bytes
 from blockpilot.targets.torch_target import TorchTarget
+from blockpilot_kernels import dispatch
 
 DEFAULT_MAX_LENGTH = 2048
+AUTO = "stored"
+WEIGHTS = ("auto", "dense", "stored", "stored-int8")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -54,8 +60,38 @@ def resolve_max_length(asked: int | None, checkpoint: Checkpoint) -> int:
     return length
 
 
+def resolve_weights(asked: str, checkpoint: Checkpoint, device: torch.device) -> str:
+    """The weight format that runs: as asked; "auto" keeps a file's blocks where the C++ decoder can use them.
+
+    Raises:
+        ValueError: an unknown name, or blocks without a file that has them or a decoder that reads them.
+    """
+    if not isinstance(asked, str) or asked not in WEIGHTS:
+        raise ValueError(f"weights: expected one of {WEIGHTS}, got {asked!r}")
+    packed = device.type == "cpu" and dispatch.backend_of("cpu") == "cpp"
+    if asked == "auto":
+        return AUTO if packed and checkpoint.blocks else "dense"
+    if asked != "dense" and not (packed and checkpoint.blocks):
+        lacking = "the C++ extension on a CPU" if not packed else "a GGUF file of Q8_0, Q4_0 or Q4_1 blocks"
+        raise ValueError(f"weights={asked!r} needs {lacking}; use weights='auto' or 'dense'")
+    return asked
+
+
+def build_target(
+    checkpoint: Checkpoint, slots: int, length: int, dtype: torch.dtype, device: torch.device, weights: str
+) -> Target:
+    """The implementation that runs on `device`, its memory checked before anything is allocated."""
+    if device.type == "cpu" and dispatch.backend_of("cpu") == "cpp":
+        sizes = (checkpoint.config, slots, length, dtype)
+        size = packed_bytes(checkpoint, weights, dtype)
+        require_fits({"target": CppTarget.memory_bytes(*sizes, size)}, device)
+        return CppTarget(checkpoint, slots, length, dtype, weights)
+    require_fits({"target": TorchTarget.memory_bytes(checkpoint.config, slots, length, dtype)}, device)
+    return TorchTarget(checkpoint, slots, length, dtype, device)
+
+
 def resolve_drafter(
-    source: str | Path | Drafter | None, target: TorchTarget, slots: int, temperature: float | None
+    source: str | Path | Drafter | None, target: Target, slots: int, temperature: float | None
 ) -> Drafter | None:
     """Load or take a drafter, and have the target hand out the features it wants."""
     if temperature is not None and not (
@@ -73,7 +109,7 @@ def resolve_drafter(
 
 
 def resolve_policy(
-    source: str | Path | int | BlockPolicy | None, target: TorchTarget, drafter: Drafter | None
+    source: str | Path | int | BlockPolicy | None, target: Target, drafter: Drafter | None
 ) -> BlockPolicy:
     """Load or take a policy; without one, every block is as wide as the drafter was trained for."""
     name, widths = (drafter.fingerprint, drafter.window) if drafter else ("none", (1,))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from blockpilot.rows import Rows, make_rows
+from blockpilot_kernels.tiled_linear import TILE
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class StepPlan:
         dump: index of the dump slot. bound: multiple of 64, at least every slot's keys after the step.
         sampled: some slot samples. filtered: some slot filters. bans: some slot may not stop yet.
         logprobs: number of top log-probabilities wanted, or None.
+        tile: the target's `row_tile`: packed rows are padded to a multiple of it.
     """
 
     slots: tuple[int, ...]
@@ -31,11 +33,12 @@ class StepPlan:
     filtered: bool = False
     bans: bool = False
     logprobs: int | None = None
+    tile: int = TILE
 
     @cached_property
     def rows(self) -> Rows:
         """Every block column of every active slot, Σ width of them."""
-        return make_rows(self.slots, self.widths, self.dump, self.device)
+        return make_rows(self.slots, self.widths, self.dump, self.device, self.tile)
 
     @property
     def drafts(self) -> bool:
@@ -46,7 +49,8 @@ class StepPlan:
     def draft_rows(self) -> Rows:
         """The rows of slots wider than 1, for the drafter's own pass."""
         wide = [(s, w) for s, w in zip(self.slots, self.widths, strict=True) if w > 1]
-        return make_rows(tuple(s for s, _ in wide), tuple(w for _, w in wide), self.dump, self.device)
+        slots, widths = tuple(s for s, _ in wide), tuple(w for _, w in wide)
+        return make_rows(slots, widths, self.dump, self.device, self.tile)
 
     @cached_property
     def draft_source(self) -> Tensor:

@@ -12,28 +12,34 @@ from blockpilot_kernels.tiled_linear import TILE
 
 
 class Rows:
-    """Σ counts packed rows, padded to a multiple of 16 with rows of the dump slot.
+    """Σ counts packed rows, padded to a multiple of `tile` with rows of the dump slot.
 
     Attributes:
         slots, counts: host tuples; slot `slots[i]` owns `counts[i]` consecutive rows.
-        total: Σ counts; padded: the same rounded up to a multiple of 16.
-        slot, column: [padded] int64; a padding row has the dump slot and column 0.
+        total: Σ counts; padded: the same rounded up to a multiple of `tile`.
+        slot, column: [padded] int64; a padding row has the dump slot and column 0. every: 0 … padded − 1.
         starts: first packed row of each slot, host tuple.
     """
 
     def __init__(
-        self, slots: tuple[int, ...], counts: tuple[int, ...], dump: int, device: torch.device
+        self,
+        slots: tuple[int, ...],
+        counts: tuple[int, ...],
+        dump: int,
+        device: torch.device,
+        tile: int = TILE,
     ) -> None:
         if not slots or len(slots) != len(counts) or min(counts) < 1:
             raise ValueError(f"rows: expected slots with counts >= 1, got slots {slots}, counts {counts}")
         self.slots, self.counts, self.device = slots, counts, device
         self.total = sum(counts)
-        self.padded = -(-self.total // TILE) * TILE
+        self.padded = -(-self.total // tile) * tile
         pad = self.padded - self.total
         slot = [s for s, c in zip(slots, counts, strict=True) for _ in range(c)]
         column = [j for c in counts for j in range(c)]
         self.slot = torch.tensor(slot + [dump] * pad, device=device)
         self.column = torch.tensor(column + [0] * pad, device=device)
+        self.every = torch.arange(self.padded, device=device)
         self.starts = tuple(sum(counts[:i]) for i in range(len(counts)))
         self._tiles: dict[int, AttentionTiles] = {}
 
@@ -46,9 +52,11 @@ class Rows:
 
 
 @lru_cache(maxsize=512)
-def make_rows(slots: tuple[int, ...], counts: tuple[int, ...], dump: int, device: torch.device) -> Rows:
+def make_rows(
+    slots: tuple[int, ...], counts: tuple[int, ...], dump: int, device: torch.device, tile: int = TILE
+) -> Rows:
     """Cached `Rows`: the same membership and widths give the same tensors."""
-    return Rows(slots, counts, dump, device)
+    return Rows(slots, counts, dump, device, tile)
 
 
 def kv_bound(longest: int) -> int:

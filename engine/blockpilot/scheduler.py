@@ -20,7 +20,7 @@ from blockpilot.request import Handle
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
 from blockpilot.step import Logprobs, StepClock, first_token, run_step
-from blockpilot.targets.torch_target import TorchTarget
+from blockpilot.targets import Target
 from blockpilot_kernels.accept_commit import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 
 REASONS = {FINISH_NONE: None, FINISH_STOP: "stop", FINISH_LENGTH: "length", FINISH_ERROR: "error"}
@@ -37,8 +37,9 @@ def _cached_plan(
     filtered: bool,
     bans: bool,
     logprobs: int | None,
+    tile: int,
 ) -> StepPlan:
-    return StepPlan(slots, widths, dump, bound, device, sampled, filtered, bans, logprobs)
+    return StepPlan(slots, widths, dump, bound, device, sampled, filtered, bans, logprobs, tile)
 
 
 class Scheduler:
@@ -51,7 +52,7 @@ class Scheduler:
 
     def __init__(
         self,
-        target: TorchTarget,
+        target: Target,
         drafter: Drafter | None,
         policy: BlockPolicy,
         *,
@@ -174,6 +175,7 @@ class Scheduler:
             any(p.filtered for p in params),
             any(p.min_new_tokens > 0 for p in params),
             max(wanted) if wanted else None,
+            self.target.row_tile,
         )
 
     def _run(self) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 from blockpilot.drafters import Drafter
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
-from blockpilot.targets.torch_target import TorchTarget
+from blockpilot.targets import Target
 from blockpilot_kernels import accept_commit, choose, gumbel_noise
+from blockpilot_kernels.tiled_linear import pad_rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class StepClock:
 
 
 def run_step(
-    state: State, plan: StepPlan, target: TorchTarget, drafter: Drafter | None, clock: StepClock
+    state: State, plan: StepPlan, target: Target, drafter: Drafter | None, clock: StepClock
 ) -> Logprobs | None:
     """Advance every active slot by 1 … width tokens.
 
@@ -132,16 +133,18 @@ def commit_choices(state: State) -> None:
 
 
 def row_logprobs(logits: Tensor, ids: Tensor, top: int | None) -> Logprobs | None:
-    """Log-probabilities under softmax(logits); N must be a multiple of 16 so that a row's bits are its own."""
+    """Log-probabilities under softmax(logits), summed in tiles of 16 rows so that a row's bits are its own."""
     if top is None:
         return None
+    rows, logits = len(logits), pad_rows(logits)
+    ids = pad_rows(ids)
     norm = torch.logsumexp(logits, -1, keepdim=True)
-    chosen = (logits.gather(1, ids[:, None]) - norm)[:, 0]
+    chosen = (logits.gather(1, ids[:, None]) - norm)[:rows, 0]
     if top == 0:
-        return Logprobs(chosen, ids[:, None][:, :0], norm[:, :0])
+        return Logprobs(chosen, ids[:rows, None][:, :0], norm[:rows, :0])
     # A stable sort: topk breaks ties in an order that depends on k, and so on what a neighbour asked for.
     values, order = logits.sort(dim=-1, descending=True, stable=True)
-    return Logprobs(chosen, order[:, :top], values[:, :top] - norm)
+    return Logprobs(chosen, order[:rows, :top], values[:rows, :top] - norm[:rows])
 
 
 def first_token(state: State, plan: StepPlan, logits: Tensor) -> Logprobs | None:

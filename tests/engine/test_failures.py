@@ -12,6 +12,7 @@ from blockpilot import LLM, QueueFullError, SamplingParams
 from blockpilot.drafters.dflash import DFlashDrafter
 from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.torch_target import TorchTarget
+from tests.engine.inside import change_logits
 from tests.engine.pair import WIDEST, ScriptedDrafter, plain, prompts, script_answers, tiny_llm
 from tests.tiny import save_drafter, save_target
 
@@ -91,8 +92,7 @@ def test_a_policy_outside_the_drafters_window_fails_its_request():
 
 def test_top_logprobs_of_equal_logits_do_not_depend_on_neighbours():
     llm = tiny_llm(max_requests=2)
-    row = torch.randn(32, generator=torch.Generator().manual_seed(1))
-    llm.target.logits = lambda hidden: (hidden @ row)[:, None].expand(-1, 48).contiguous()
+    change_logits(llm, lambda logits: logits[:, :1].expand(-1, 48).contiguous())
     wanted = replace(PARAMS, logprobs=5)
     (alone,) = llm.generate([[3, 4]], wanted)
     beside, _ = llm.generate([[3, 4], [5, 6]], [wanted, replace(PARAMS, logprobs=20)])

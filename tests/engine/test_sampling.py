@@ -12,6 +12,7 @@ import blockpilot.step as step_module
 from blockpilot import SamplingParams
 from blockpilot.drafters import Proposal
 from blockpilot_kernels import choose, gumbel_noise
+from tests.engine.inside import change_logits
 from tests.engine.pair import VOCAB, WIDEST, ScriptedDrafter, plain, prompts, script_answers, sized, tiny_llm
 
 BASE = SamplingParams(max_new_tokens=120, ignore_eos=True, temperature=0.9)
@@ -41,7 +42,7 @@ class GuessingDrafter(ScriptedDrafter):
 def forced_engine(**options):
     """A target whose logits are the same everywhere, so every token is one draw from one known distribution."""
     llm = tiny_llm(GuessingDrafter(), max_requests=8, **options)
-    llm.target.logits = lambda hidden: LOGITS.expand(len(hidden), -1).contiguous()
+    change_logits(llm, lambda logits: LOGITS.expand(len(logits), -1).contiguous())
     return llm
 
 

@@ -12,9 +12,12 @@ from blockpilot.drafters import Proposal
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.step import StepClock, first_token, run_step
+from blockpilot.targets import Target
 from blockpilot.targets.checkpoint import load_checkpoint
+from blockpilot.targets.cpp_target import CppTarget
 from blockpilot.targets.torch_target import TorchTarget
 from blockpilot_kernels.dispatch import forced
+from tests.engine.inside import caches, spoil_cache
 from tests.engine.pair import (
     EOS,
     WIDEST,
@@ -52,8 +55,11 @@ class ConstantDrafter:
         assert features.shape == (plan.rows.padded, tiny_config()["hidden_size"])
 
 
-def engine(device: str) -> tuple[TorchTarget, State, StepPlan]:
-    target = TorchTarget(load_checkpoint(tiny_folder()), 3, 64, device=device)
+def engine(device: str, cpp: bool = False) -> tuple[Target, State, StepPlan]:
+    checkpoint = load_checkpoint(tiny_folder())
+    target: Target = TorchTarget(checkpoint, 3, 64, device=device)
+    if cpp:
+        target = CppTarget(checkpoint, 3, 64, torch.float32, "dense")
     target.use_features(ConstantDrafter.feature_layers)
     state = State.allocate(3, 64, WIDEST, 4, device)
     state.done[:3] = False
@@ -65,13 +71,15 @@ def engine(device: str) -> tuple[TorchTarget, State, StepPlan]:
     state.top_p.fill_(0.9)
     state.stop_ids[:, 0] = EOS
     state.free_from.fill_(9)
-    plan = StepPlan((0, 1, 2), (WIDEST, 1, 3), 3, 64, torch.device(device), True, True, True, 3)
+    widths, wants = (WIDEST, 1, 3), (True, True, True, 3)
+    plan = StepPlan((0, 1, 2), widths, 3, 64, torch.device(device), *wants, target.row_tile)
     return target, state, plan
 
 
-def step_once(device: str) -> State:
-    target, state, plan = engine(device)
-    plan.rows.tiles(target.shape.groups)
+def step_once(device: str, cpp: bool = False) -> State:
+    target, state, plan = engine(device, cpp)
+    if isinstance(target, TorchTarget):
+        plan.rows.tiles(target.shape.groups)
     with torch.inference_mode(), NoHostSync():
         run_step(state, plan, target, ConstantDrafter(), StepClock())
     return state
@@ -80,7 +88,7 @@ def step_once(device: str) -> State:
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 def test_step_reads_nothing_on_the_host(backend):
     with forced(backend):
-        state = step_once("cpu")
+        state = step_once("cpu", backend == "cpp")
     assert (state.count[:3] >= 1).all()
 
 
@@ -118,10 +126,11 @@ def test_pointers_never_change():
     asked = prompts(sized(6, 2))
     script_answers(drafter, [(p, PARAMS) for p in asked], "float32", 30)
     llm = tiny_llm(drafter, max_requests=2)
-    state, cache = llm._scheduler.state, llm.target.cache
-    before = (state.pointers(), cache.k.data_ptr(), cache.v.data_ptr(), cache.bad.data_ptr())
+    state = llm._scheduler.state
+    pointers = lambda: (state.pointers(), [t.data_ptr() for t in caches(llm)])  # noqa: E731
+    before = pointers()
     llm.generate(asked, [replace(PARAMS, width=1 + i % WIDEST) for i in range(len(asked))])
-    assert before == (state.pointers(), cache.k.data_ptr(), cache.v.data_ptr(), cache.bad.data_ptr())
+    assert before == pointers()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -130,10 +139,7 @@ def test_nan_in_everything_unwritten_changes_no_bit(dtype):
     asked = prompts(sized(5, 2), seed=3)
     script_answers(drafter, [(p, PARAMS) for p in asked], dtype, 30)
     llm = tiny_llm(drafter, dtype=dtype, max_requests=2)
-    with torch.inference_mode():
-        llm.target.cache.k.fill_(float("nan"))
-        llm.target.cache.v.fill_(float("nan"))
-        llm.target.cache.bad.fill_(True)
+    spoil_cache(llm)
     state = llm._scheduler.state
     state.block.fill_(3)
     state.choice.fill_(-7)

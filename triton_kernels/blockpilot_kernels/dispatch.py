@@ -42,6 +42,16 @@ def backend_for(op: str, tensor: Tensor) -> str:
     return backend
 
 
+def backend_of(device: str) -> str:
+    """The backend that runs ops on `device` now; errors as in `backend_for`."""
+    return _current(device)[0]
+
+
+def count(op: str, backend: str) -> None:
+    """Count a call of an op that exists on one backend only."""
+    calls[op, backend] += 1
+
+
 def explain(device: str = "cpu") -> list[dict[str, str]]:
     """For every op the backend that runs on `device` now, and why: dicts with keys op, backend, why."""
     backend, why, _ = _current(device)

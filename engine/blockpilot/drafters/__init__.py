@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from blockpilot.plan import StepPlan
     from blockpilot.state import State
-    from blockpilot.targets.torch_target import TorchTarget
+    from blockpilot.targets import Target
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Drafter(Protocol):
     feature_layers: tuple[int, ...]
     fingerprint: str
 
-    def attach(self, target: TorchTarget, max_requests: int) -> None:
+    def attach(self, target: Target, max_requests: int) -> None:
         """Refuse, with a ValueError, a target or a number of slots this drafter was not built for."""
 
     def begin(self, slot: int, features: Tensor, tokens: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ class Drafter(Protocol):
 
 
 def load_drafter(
-    source: str | Path, target: TorchTarget, max_requests: int, draft_temperature: float | None = None
+    source: str | Path, target: Target, max_requests: int, draft_temperature: float | None = None
 ) -> Drafter:
     """Load a drafter for `target`: "bundled", a folder in z-lab's DFlash format, or a hub id.
 
@@ -67,5 +67,8 @@ def load_drafter(
         ValueError: unknown format, corrupt files, or a drafter made for another target.
     """
     from blockpilot.drafters.dflash import DFlashDrafter
+    from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
+    from blockpilot.targets.cpp_target import CppTarget
 
-    return DFlashDrafter.load(source, target, max_requests, draft_temperature)
+    kind = CppDFlashDrafter if isinstance(target, CppTarget) else DFlashDrafter
+    return kind.load(source, target, max_requests, draft_temperature)

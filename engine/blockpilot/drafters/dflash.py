@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +18,12 @@ from blockpilot.memory import require_fits
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, make_rows
 from blockpilot.state import State
+from blockpilot.targets import Target
 from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
 from blockpilot.targets.rope import rope_tables
-from blockpilot.targets.torch_target import TorchTarget
 from blockpilot_kernels import choose
 from blockpilot_kernels.norm_rope import apply_rope, rms_norm
-from blockpilot_kernels.tiled_linear import PackedLinear, pad_rows
+from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
 DRAFT_TEMPERATURE = 1.0
 LOWEST_TEMPERATURE = 1e-5  # `choose` divides by it; 0 means greedy
@@ -31,7 +32,7 @@ CONTEXT_ROWS = 128
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The draft rows that guess a token (columns ≥ 1), padded to a multiple of 16 with the first of them.
+    """The draft rows that guess a token (columns ≥ 1), padded to whole tiles with the first of them.
 
     Attributes:
         row: [M] index into the draft rows. slot, column: [M] where the guess goes; padding has the dump slot.
@@ -42,12 +43,12 @@ class HeadRows:
     column: Tensor
 
     @classmethod
-    def of(cls, rows: Rows, dump: int) -> HeadRows:
-        """Head rows of `rows`, every slot of which is at least 2 wide."""
+    def of(cls, rows: Rows, dump: int, tile: int) -> HeadRows:
+        """Head rows of `rows`, every slot of which is at least 2 wide, padded to a multiple of `tile`."""
         index = [s + j for s, c in zip(rows.starts, rows.counts, strict=True) for j in range(1, c)]
         slot = [s for s, c in zip(rows.slots, rows.counts, strict=True) for _ in range(1, c)]
         column = [j for c in rows.counts for j in range(1, c)]
-        pad = -len(index) % 16
+        pad = -len(index) % tile
         padded = (index + index[:1] * pad, slot + [dump] * pad, column + [1] * pad)
         return cls(*(torch.tensor(x, device=rows.device) for x in padded))
 
@@ -71,11 +72,12 @@ class DFlashDrafter:
     """
 
     kind = "dflash"
+    row_tile = TILE
 
     def __init__(
         self,
         checkpoint: DFlashCheckpoint,
-        target: TorchTarget,
+        target: Target,
         max_requests: int,
         draft_temperature: float | None = None,
     ) -> None:
@@ -84,16 +86,11 @@ class DFlashDrafter:
         if not 0 < self.draft_temperature < float("inf"):
             raise ValueError(f"draft_temperature: expected a number > 0, got {draft_temperature!r}")
         c = self.config = checkpoint.config
-        m = c.model
         self.fingerprint, self.block_size = checkpoint.fingerprint, c.block_size
         self.feature_layers = tuple(i + 1 for i in c.target_layer_ids)
         self.window = tuple(range(1, 2 * c.block_size + 1))
-        self._embedding, self._head = target.embedding, target.head
-        self._load_weights({k: v.to(target.device) for k, v in checkpoint.tensors.items()}, target.dtype)
-        cos_sin = rope_tables(m.rope, m.head_dim, target.capacity)
-        self._cos, self._sin = (t.to(target.device) for t in cos_sin)
-        kv = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
-        self.cache = KVCache(*kv, target.dtype, target.device)
+        self._embedding, self._capacity = target.embedding, target.capacity
+        self._build(checkpoint, target, max_requests)
         columns = torch.arange(max(self.window) - 1, device=target.device)
         self._tokens = torch.zeros(max_requests + 1, len(columns), dtype=torch.long, device=target.device)
         self._parent = (columns - 1).expand_as(self._tokens)
@@ -103,7 +100,7 @@ class DFlashDrafter:
     def load(
         cls,
         source: str | Path,
-        target: TorchTarget,
+        target: Target,
         max_requests: int,
         draft_temperature: float | None = None,
     ) -> DFlashDrafter:
@@ -125,7 +122,7 @@ class DFlashDrafter:
         logits = 4 * m.vocab_size * max_requests * 2 * config.block_size
         return weights + KVCache.bytes_needed(*kv) + 2 * logits  # with their noise
 
-    def attach(self, target: TorchTarget, max_requests: int) -> None:
+    def attach(self, target: Target, max_requests: int) -> None:
         """Refuse a target whose embedding this drafter does not borrow, or more room than its cache has.
 
         Raises:
@@ -133,7 +130,7 @@ class DFlashDrafter:
         """
         if target.embedding is not self._embedding:
             raise ValueError("drafter: it was built on another target; build it on the one it is used with")
-        built = (self.cache.dump, len(self._cos))
+        built = (self.cache.dump, self._capacity)
         if built[0] < max_requests or built[1] < target.capacity:
             raise ValueError(
                 f"drafter: expected room for {max_requests} requests of {target.capacity} positions, "
@@ -153,8 +150,10 @@ class DFlashDrafter:
             raise ValueError(f"features: expected {expected}, got {tuple(features.shape)}")
         for start in range(0, len(tokens), CONTEXT_ROWS):
             chunk = features[start : start + CONTEXT_ROWS]
-            rows = make_rows((slot,), (len(chunk),), self.cache.dump, features.device)
-            self._remember(rows, rows.column + start, rows.slot != self.cache.dump, pad_rows(chunk))
+            rows = make_rows((slot,), (len(chunk),), self.cache.dump, features.device, self.row_tile)
+            if rows.padded > rows.total:
+                chunk = pad_rows(chunk)
+            self._remember(rows, rows.column + start, rows.slot != self.cache.dump, chunk)
 
     def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
         """Guess columns 1 … effective − 1 of every drafting slot in one pass over [anchor, mask, …].
@@ -167,20 +166,18 @@ class DFlashDrafter:
         """
         if state.widest > max(self.window):
             raise ValueError(f"state: expected blocks of at most {max(self.window)}, got {state.widest}")
-        head = head_rows(plan.draft_rows, plan.dump)
+        head = head_rows(plan.draft_rows, plan.dump, self.row_tile)
         ids = self._choose(state, plan, head, self.draft_logits(state, plan), noise)
         stride, n = self._tokens.shape[1], state.widest - 1
         self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
         return Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
 
     def draft_logits(self, state: State, plan: StepPlan) -> Tensor:
-        """Logits [M, V] float32 of columns 1 … width − 1 of every drafting slot, in order; 16 divides M.
+        """Logits [M, V] float32 of columns 1 … width − 1 of every drafting slot, in order, in whole tiles.
 
         Rows at or beyond a slot's effective width hold anything.
         """
-        hidden = self._denoise(state, plan)[head_rows(plan.draft_rows, plan.dump).row]
-        logits = self._head(rms_norm(hidden, self.norm, self.config.model.rms_norm_eps))
-        logits = logits * self.config.output_multiplier
+        logits = self._raw_logits(state, plan)
         cap = self.config.final_logit_softcapping
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -194,6 +191,20 @@ class DFlashDrafter:
         count = state.count[rows.slot]
         position = state.length[rows.slot] - count - 1 + rows.column
         self._remember(rows, position, rows.column < count, features[plan.draft_source])
+
+    def _raw_logits(self, state: State, plan: StepPlan) -> Tensor:
+        hidden = self._denoise(state, plan)[head_rows(plan.draft_rows, plan.dump, self.row_tile).row]
+        logits = self._head(rms_norm(hidden, self.norm, self.config.model.rms_norm_eps))
+        return logits * self.config.output_multiplier
+
+    def _build(self, checkpoint: DFlashCheckpoint, target: Any, max_requests: int) -> None:
+        """Lay out weights, rotary tables and the context cache beside a target of the same implementation."""
+        m, device = self.config.model, target.device
+        self._head = target.head
+        self._load_weights({k: v.to(device) for k, v in checkpoint.tensors.items()}, target.dtype)
+        self._cos, self._sin = (t.to(device) for t in rope_tables(m.rope, m.head_dim, target.capacity))
+        kv = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
+        self.cache = KVCache(*kv, target.dtype, device)
 
     def _load_weights(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
         c, m = self.config, self.config.model

@@ -7,7 +7,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+
+@runtime_checkable
+class Table(Protocol):
+    """A target's embedding that is not kept as floats."""
+
+    shape: tuple[int, int]
+    ndim: int
+    device: torch.device
+
+    def weighted_mean(self, p: Tensor) -> Tensor:
+        """p [R, V] float32 → p @ E, [R, H] float32, each row by itself."""
+        ...
 
 
 @runtime_checkable
@@ -19,7 +33,7 @@ class BlockPolicy(Protocol):
         """The widths it may choose, ascending."""
         ...
 
-    def bind(self, embedding: Tensor) -> None:
+    def bind(self, embedding: Tensor | Table) -> None:
         """Receives the target's embedding table [V, H] before the first `choose`; it must not be changed."""
         ...
 
@@ -56,7 +70,7 @@ class Fixed:
         self.window = check_window((width,))
         self.width = width
 
-    def bind(self, embedding: Tensor) -> None:
+    def bind(self, embedding: Tensor | Table) -> None:
         """Nothing to keep."""
 
     def choose(self, last_logits: Tensor) -> Tensor:

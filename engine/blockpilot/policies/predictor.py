@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockpilot.policies.contract import check_window
+from blockpilot.policies.contract import Table, check_window
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
 INPUT_KINDS = {"full": ("raw", "probabilities", "normalised"), "compact": ("mean_embedding",)}
@@ -103,7 +103,7 @@ class WidthNetwork(nn.Module):
         return scores
 
 
-def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | None = None) -> Tensor:
+def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | Table | None = None) -> Tensor:
     """What a predictor of `input_kind` reads, [R, D] float32, from raw logits [R, V] of any float dtype.
 
     "mean_embedding" needs the target's embedding [V, H]: softmax(logits) @ E, over its root mean square.
@@ -122,7 +122,13 @@ def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | None 
     logits = torch.where(torch.isfinite(logits).all(-1, keepdim=True), logits, 0.0)
     tiles = [_tile_input(t, input_kind) for t in torch.split(pad_rows(logits), TILE)]
     vectors = torch.cat(tiles)[: last_logits.shape[0]]  # [R, V]
-    return vectors if embedding is None or input_kind != "mean_embedding" else _mean_rows(vectors, embedding)
+    if embedding is None or input_kind != "mean_embedding":
+        return vectors
+    return (
+        _unit(embedding.weighted_mean(vectors))
+        if isinstance(embedding, Table)
+        else _mean_rows(vectors, embedding)
+    )
 
 
 def _tile_input(logits: Tensor, input_kind: str) -> Tensor:
@@ -151,8 +157,13 @@ def _mean_rows(p: Tensor, embedding: Tensor) -> Tensor:
         for start in range(0, embedding.shape[0], _VOCABULARY_CHUNK):
             chunk = slice(start, start + _VOCABULARY_CHUNK)
             mean = torch.addmv(mean, embedding[chunk].float().t(), weights[chunk])
-        means[i] = mean * torch.rsqrt(mean.square().mean() + _RMS_EPSILON)
+        means[i] = _unit(mean)
     return means
+
+
+def _unit(mean: Tensor) -> Tensor:
+    """[..., H] over its root mean square."""
+    return mean * torch.rsqrt(mean.square().mean(-1, keepdim=True) + _RMS_EPSILON)
 
 
 class Predictor:
@@ -162,10 +173,10 @@ class Predictor:
         self.network = network.eval().requires_grad_(False)
         self.architecture = network.architecture
         self.window = network.architecture.window
-        self._embedding: Tensor | None = None
+        self._embedding: Tensor | Table | None = None
         self._pack(torch.device("cpu"))
 
-    def bind(self, embedding: Tensor) -> None:
+    def bind(self, embedding: Tensor | Table) -> None:
         """Keeps a reference to the target's embedding [V, H] and moves to its device."""
         name, size = (
             ("V", embedding.shape[0]) if self.architecture.kind == "full" else ("H", embedding.shape[-1])

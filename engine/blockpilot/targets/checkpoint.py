@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from blockpilot.errors import BlockPilotError
 from blockpilot.targets import hub
 from blockpilot.targets.config import ModelConfig
+from blockpilot_kernels.packed_decoder import Blocks
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -38,19 +39,23 @@ class Checkpoint:
     """A loaded target.
 
     Attributes:
-        tensors: HF name → tensor, rows in HF order; stored dtype (safetensors) or float32 (GGUF).
-            `lm_head.weight` is absent when `config.tie_word_embeddings`.
+        tensors: HF name → tensor, rows in HF order; stored dtype (safetensors) or float32 (GGUF, made on each
+            access). `lm_head.weight` is absent when `config.tie_word_embeddings`.
+        blocks: HF name → the blocks a GGUF file stores, rows in HF order; read on each access.
+        block_bytes: their sizes.
         path: the folder or file. kind: "safetensors" or "gguf".
         fingerprint: SHA-256 of the config, tensor names, shapes, dtypes and a sample of each tensor's bytes.
         tokenizer_source: the folder, or the `tokenizer.*` metadata of the GGUF file; see `load_tokenizer`.
     """
 
     config: ModelConfig
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     path: Path
     kind: str
     fingerprint: str
     tokenizer_source: Path | Mapping[str, Any]
+    blocks: Mapping[str, Blocks] = field(default_factory=dict)
+    block_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +20,13 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from blockpilot.targets.checkpoint import Checkpoint, CheckpointError, expected_tensors, fingerprint
+from blockpilot_kernels.packed_decoder import Blocks
 
+Item = TypeVar("Item")
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
+SUPPORTED_TYPES = ("F32", "F16", "BF16", *BLOCK_TYPES)
 MAX_DIMS = 4
 # Metadata types by number: u8, i8, u16, i16, u32, i32, f32, bool, string, array, u64, i64, f64.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), (f"<{c}" for c in "BbHhIif?Qqd"), strict=True))
@@ -63,6 +67,24 @@ class GGUFFile:
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
     data: Bytes
+
+
+class OnDemand(Mapping[str, Item]):
+    """A mapping whose values are made anew on each access and never kept."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Item]) -> None:
+        self._names, self._make = tuple(names), make
+
+    def __getitem__(self, name: str) -> Item:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class _Cursor:
@@ -210,22 +232,31 @@ def load_gguf(path: Path) -> Checkpoint:
 
     file = read_gguf(path)
     config = model_config(file)
-    permuted = config.family == "llama"
-    tensors: dict[str, Tensor] = {}
-    known = {"rope_freqs.weight"}
-    for name, shape in expected_tensors(config):
-        source = gguf_name(name)
-        known.add(source)
-        tensor = read_tensor(file, source, shape)
-        if permuted and ".self_attn.q_proj." in name:
-            tensor = _half_split_rows(tensor, config.num_heads)
-        if permuted and ".self_attn.k_proj." in name:
-            tensor = _half_split_rows(tensor, config.num_kv_heads)
-        tensors[name] = tensor
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if config.family == "llama" else {}
+    shapes = dict(expected_tensors(config))
+    found = {name: find_tensor(file, gguf_name(name), shape) for name, shape in shapes.items()}
+
+    def rows(name: str, tensor: Tensor) -> Tensor:
+        """Rotary rows in HF order."""
+        split = heads.get(name.split(".")[-2])
+        return tensor if split is None else _half_split_rows(tensor, split)
+
+    def floats(name: str) -> Tensor:
+        return rows(name, read_tensor(file, gguf_name(name), shapes[name]))
+
+    def blocks(name: str) -> Blocks:
+        tensor = found[name]
+        raw = torch.from_numpy(file.data[tensor.offset : tensor.offset + tensor.nbytes].copy())
+        return Blocks(tensor.type.name, rows(name, raw.view(tensor.shape[0], tensor.shape[1] // 32, -1)))
+
+    tensors = OnDemand(shapes, floats)
+    sizes = {n: t.nbytes for n, t in found.items() if t.type.name in BLOCK_TYPES and len(t.shape) == 2}
+    known = {"rope_freqs.weight", *map(gguf_name, shapes)}
     if extra := sorted(file.tensors.keys() - known):
         raise CheckpointError(f"{path}: expected only tensors its metadata describes, found also {extra[:5]}")
     vocabulary = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
-    return Checkpoint(config, tensors, path, "gguf", fingerprint(config, tensors), vocabulary)
+    stored = OnDemand(sizes, blocks)
+    return Checkpoint(config, tensors, path, "gguf", fingerprint(config, tensors), vocabulary, stored, sizes)
 
 
 def gguf_name(name: str) -> str:
@@ -237,8 +268,8 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_NAMES[part]}.{kind}"
 
 
-def read_tensor(file: GGUFFile, name: str, shape: tuple[int, ...]) -> Tensor:
-    """One tensor as contiguous float32 of the expected shape.
+def find_tensor(file: GGUFFile, name: str, shape: tuple[int, ...]) -> GGUFTensor:
+    """Where a tensor of the expected shape lies.
 
     Raises:
         CheckpointError: absent, of another shape, or of an unsupported type.
@@ -251,6 +282,12 @@ def read_tensor(file: GGUFFile, name: str, shape: tuple[int, ...]) -> Tensor:
     if found.type.name not in SUPPORTED_TYPES:
         supported = ", ".join(SUPPORTED_TYPES)
         raise CheckpointError(f"{where}: expected one of {supported}, found {found.type.name}")
+    return found
+
+
+def read_tensor(file: GGUFFile, name: str, shape: tuple[int, ...]) -> Tensor:
+    """One tensor as contiguous float32 of the expected shape; errors as `find_tensor`."""
+    found = find_tensor(file, name, shape)
     raw = file.data[found.offset : found.offset + found.nbytes]
     return torch.from_numpy(dequantize(raw, found.type.name).reshape(shape))
 

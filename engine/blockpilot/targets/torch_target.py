@@ -19,6 +19,16 @@ PREFILL_ROWS = 128
 WIDEST_BLOCK = 16  # what the memory estimate allows for; published drafters are at most this wide
 
 
+def check_features(layers: Sequence[int], count: int) -> tuple[int, ...]:
+    """The hidden states a drafter wants of a target of `count` layers, or ValueError."""
+    if bad := [k for k in layers if not 0 <= k <= count]:
+        raise ValueError(
+            f"drafter wants hidden states {bad}, but the target has {count} layers "
+            f"(indices 0..{count}); use the drafter that was trained for this target"
+        )
+    return tuple(layers)
+
+
 class TorchTarget:
     """Llama-style decoder over `max_requests` slots of `capacity` positions.
 
@@ -28,6 +38,8 @@ class TorchTarget:
         dtype: torch.float32 or torch.bfloat16 (weights, matmul inputs and KV; the residual stays fp32).
         device: where everything lives.
     """
+
+    row_tile = TILE
 
     def __init__(
         self,
@@ -79,13 +91,7 @@ class TorchTarget:
         Raises:
             ValueError: an index outside 0 … num_layers.
         """
-        bad = [k for k in layers if not 0 <= k <= self.config.num_layers]
-        if bad:
-            raise ValueError(
-                f"drafter wants hidden states {bad}, but the target has {self.config.num_layers} layers "
-                f"(indices 0..{self.config.num_layers}); use the drafter that was trained for this target"
-            )
-        self.feature_layers = tuple(layers)
+        self.feature_layers = check_features(layers, self.config.num_layers)
 
     def forward(
         self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int

@@ -28,15 +28,15 @@ class Recorder:
 
     def __init__(self, window: tuple[int, ...]) -> None:
         self.window = check_window(window)
-        self._embedding: Tensor | None = None
+        self._embedding: Tensor | Table | None = None
         self._rows: list[tuple[Tensor, Tensor]] | None = None
 
-    def bind(self, embedding: Tensor) -> None:
+    def bind(self, embedding: Tensor | Table) -> None:
         """Keeps a reference to the target's embedding [V, H]."""
         self._embedding = embedding
 
     @property
-    def embedding(self) -> Tensor:
+    def embedding(self) -> Tensor | Table:
         """The bound embedding; RuntimeError before `bind`."""
         if self._embedding is None:
             raise RuntimeError("the recording policy was never bound: pass it on as LLM(policy=...)")

@@ -1,0 +1,84 @@
+// A packed decoder: what one forward pass needs, torch-free.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "model_kernels.h"
+
+namespace blockpilot {
+
+struct Layer {
+  Linear qkv, out, gate_up, down;
+  const float *input_norm, *post_norm;
+  const float *query_norm, *key_norm;  // [head dim] or null
+  int64_t window;                      // |position − key| < window; 0 means no window
+  bool causal;
+};
+
+struct Shape {
+  int64_t hidden, heads, kv_heads, head_dim, intermediate;
+  float eps;
+  Rounding rounding;
+};
+
+// Keys [layer][slot][KV head][chunk of 16 positions][head dim][16], values [layer][slot][KV head][position][padded
+// head dim], float or bfloat16.
+struct Cache {
+  void *keys, *values;
+  bool bf16;
+  int64_t slots, capacity, padded_dim;
+};
+
+// One packed row of a pass; `source` is its index in the caller's tensors.
+struct Row {
+  int64_t source, slot, position;
+  int64_t extent;  // keys of its slot once this pass has written
+};
+
+struct Pass {
+  std::vector<Row> rows;
+  const float *cos, *sin;  // [capacity][head dim / 2]
+  int64_t threads;
+};
+
+// Buffers of one pass, kept and grown from pass to pass by each calling thread.
+class Arena {
+ public:
+  template <typename T>
+  T* take(int64_t count) {
+    return static_cast<T*>(bytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+
+  // What was taken while it lives may be taken again afterwards.
+  class Scope {
+   public:
+    explicit Scope(Arena& arena) : arena_(arena), at_(arena.at_) {}
+    ~Scope() { arena_.at_ = at_; }
+    Scope(const Scope&) = delete;
+
+   private:
+    Arena& arena_;
+    std::size_t at_;
+  };
+
+ private:
+  void* bytes(int64_t size);
+  std::vector<std::vector<uint8_t>> buffers_;
+  std::size_t at_ = 0;
+};
+
+Arena& arena();
+
+// y = x·Wᵀ + b on every row, through `rounding`.
+void multiply(const ModelKernels& k, const Linear& w, Rounding rounding, const float* x, int64_t rows,
+              float* const* to, Epilogue epilogue, int64_t threads);
+
+// x [rows][hidden] through one layer, in place; writes the rows' keys and values.
+void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
+               int64_t index, const Pass& pass, float* x);
+
+// Keys and values of one row into a cache: key normalised by `norm` unless null, then rotated.
+void remember(const ModelKernels& k, const Shape& shape, const float* norm, const Cache& cache, int64_t layer,
+              const Row& row, const float* cos, const float* sin, float* key, const float* value);
+
+}  // namespace blockpilot

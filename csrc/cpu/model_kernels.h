@@ -1,0 +1,97 @@
+// Kernels of the packed decoder, one table per instruction set. Torch-free for the reason given in rows.h.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace blockpilot {
+
+// A packed matrix holds panels of 16 output rows; a panel holds blocks of 32 columns, column padding is zero.
+// Rows are padded to a multiple of 32, so that a unit of work is always two panels.
+//   F32, BF16   [32 columns][16 rows]
+//   Q8_0        16 float16 scales, then [8 groups][16 rows][4 columns] signed bytes
+//   Q4_0, Q4_1  16 float16 scales, (Q4_1: 16 float16 offsets,) then [4 groups][16 rows][4 bytes]; byte j of
+//               group g holds column 4g + j in its low half and column 16 + 4g + j in its high half
+enum class Format : int64_t { F32 = 0, BF16 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4 };
+
+constexpr int64_t PANEL = 16;
+constexpr int64_t BLOCK = 32;
+constexpr int64_t UNIT = 2 * PANEL;
+
+inline int64_t block_bytes(Format format) {
+  switch (format) {
+    case Format::F32: return 2048;
+    case Format::BF16: return 1024;
+    case Format::Q8_0: return 32 + 512;
+    case Format::Q4_0: return 32 + 256;
+    case Format::Q4_1: return 64 + 256;
+  }
+  return 0;
+}
+
+inline bool is_quantised(Format format) { return format >= Format::Q8_0; }
+
+struct Linear {
+  const uint8_t* data;
+  const float* bias;  // [rows] or null
+  Format format;
+  int64_t rows, columns;
+
+  int64_t units() const { return (rows + UNIT - 1) / UNIT; }
+  int64_t blocks() const { return (columns + BLOCK - 1) / BLOCK; }
+};
+
+// How the input of a product is rounded: not at all, to bfloat16, or to signed bytes with one scale per block
+// (quantised formats only; the others take it unrounded).
+enum class Rounding : int64_t { NONE = 0, BF16 = 1, INT8 = 2 };
+
+// Rows prepared for products, in tiles of `tile_rows`: values zero padded, or codes; a sum and a scale per block.
+struct Activations {
+  float* values;
+  int8_t* codes;
+  float* scales;
+  float* sums;
+};
+
+// What becomes of a unit's outputs, total + bias of row i:
+//   STORE   to[i][n] = y          ADD  to[i][n] += y
+//   SWIGLU  the unit's first panel is a gate, its second the matching up: to[i][n/2] = silu(gate) · up
+enum class Epilogue : int64_t { STORE = 0, ADD = 1, SWIGLU = 2 };
+
+struct Output {
+  float* const* to;  // [m] row pointers
+  Epilogue epilogue;
+};
+
+// Keys [16-position chunk][head dim][16], values [position][padded head dim], of one slot, layer and KV head.
+struct AttendOne {
+  const float* query;
+  const void* keys;
+  const void* values;
+  bool bf16;
+  int64_t dim, padded_dim;
+  int64_t low, high;  // visible positions
+  float scale;
+  float* scores;  // [high rounded up to 16, and 64 more]
+  float* out;     // [dim]
+};
+
+struct ModelKernels {
+  int64_t tile_rows;
+  void (*prepare)(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to);
+  void (*linear)(const Linear& w, const Activations& x, bool int8, int64_t m, const Output& out,
+                 int64_t unit_begin, int64_t unit_end);
+  void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
+  void (*attend)(const AttendOne& work);
+  void (*embed)(const Linear& table, int64_t id, float scale, float* out);
+  // Σ weights[r] · row r of the table, for columns of the blocks [begin, end).
+  void (*weighted_rows)(const Linear& table, const float* weights, int64_t begin, int64_t end, float* out);
+};
+
+extern const ModelKernels model_default;
+#if defined(BLOCKPILOT_X86)
+extern const ModelKernels model_avx2;
+extern const ModelKernels model_avx512;
+#endif
+
+}  // namespace blockpilot

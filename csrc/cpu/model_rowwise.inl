@@ -1,0 +1,174 @@
+// Row-wise parts of a decoder layer. Sums run over lanes first and then over the lanes in order, so a row's bits
+// depend on the row alone.
+namespace blockpilot {
+namespace MODEL_ISA {
+
+// exp x, about 1 ulp; 0 below −87, +inf above 88.7, NaN stays. log 2 comes in two parts whose high one is exact.
+static inline vf exp_vector(vf x) {
+  const vf lowest = splat(-87.0f), highest = splat(88.7f), shift = splat(12582912.0f);  // 1.5 · 2^23 rounds
+  const vi low = x < lowest, high = x > highest;
+  const vf c = (vf)(((vi)x & ~(low | high)) | ((vi)lowest & low) | ((vi)highest & high));
+  const vf n = (c * splat(1.44269504f) + shift) - shift;
+  const vf r = (c - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
+  vf p = splat(1.0f / 5040);
+  p = splat(1.0f / 720) + r * p;
+  p = splat(1.0f / 120) + r * p;
+  p = splat(1.0f / 24) + r * p;
+  p = splat(1.0f / 6) + r * p;
+  p = splat(1.0f / 2) + r * p;
+  p = splat(1.0f) + r * p;
+  p = splat(1.0f) + r * p;
+  // 2^n in two factors: n may be 128. A NaN converts to anything and stays NaN through p.
+  const vi whole = __builtin_convertvector(n, vi), half = whole >> 1;
+  const vf y = p * (vf)((half + 127) << 23) * (vf)((whole - half + 127) << 23);
+  const vf infinite = splat(__builtin_inff());
+  return (vf)(((vi)y & ~(low | high)) | ((vi)infinite & high));
+}
+
+static inline float sum_lanes(vf v) {
+  float total = v[0];
+  for (int64_t i = 1; i < LANES; ++i) total += v[i];
+  return total;
+}
+
+static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+  vf squares = splat(0.0f);
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    vf v;
+    __builtin_memcpy(&v, x + i, sizeof v);
+    squares = fma(v, v, squares);
+  }
+  float total = sum_lanes(squares);
+  for (int64_t j = i; j < n; ++j) total += x[j] * x[j];
+  const float factor = 1.0f / __builtin_sqrtf(total / static_cast<float>(n) + eps);
+  for (int64_t j = 0; j < n; ++j) out[j] = x[j] * factor * weight[j];
+}
+
+// Halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
+static void rope(float* x, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = x[i], b = x[half + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[half + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+static inline float round_bf16(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, sizeof u);
+  const bool finite = (u & 0x7f800000u) != 0x7f800000u;
+  u = finite ? (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u : (x != x ? 0x7fc00000u : u);
+  __builtin_memcpy(&x, &u, sizeof x);
+  return x;
+}
+
+typedef int8_t vb __attribute__((vector_size(LANES)));
+
+// A block's codes, its scale and the sum of what the codes stand for. A block with NaN or ±inf gets the scale
+// NaN, so that whatever it meets becomes NaN.
+static inline void quantise_block(const float* x, int8_t* codes, float* scale, float* sum) {
+  vf largest = splat(0.0f), bad = splat(0.0f);
+  for (int64_t j = 0; j < BLOCK; j += LANES) {
+    vf v;
+    __builtin_memcpy(&v, x + j, sizeof v);
+    const vf size = (vf)((vi)v & 0x7fffffff);
+    const vi more = size > largest;
+    largest = (vf)(((vi)size & more) | ((vi)largest & ~more));
+    bad = bad + (v - v);
+  }
+  float top = largest[0];
+  for (int64_t i = 1; i < LANES; ++i) top = largest[i] > top ? largest[i] : top;
+  const float wrong = sum_lanes(bad), step = top / 127.0f + wrong;
+  const vf inverse = splat(top > 0x1p-120f && wrong == 0.0f ? 127.0f / top : 0.0f), shift = splat(12582912.0f);
+  vi total = {};
+  for (int64_t j = 0; j < BLOCK; j += LANES) {
+    vf v;
+    __builtin_memcpy(&v, x + j, sizeof v);
+    if (wrong != 0.0f) v = splat(0.0f);
+    const vi code = __builtin_convertvector((v * inverse + shift) - shift, vi);  // rounded to nearest, at most 127
+    total += code;
+    const vb narrow = __builtin_convertvector(code, vb);
+    __builtin_memcpy(codes + j, &narrow, sizeof narrow);
+  }
+  int32_t whole = 0;
+  for (int64_t i = 0; i < LANES; ++i) whole += total[i];
+  *scale = step;
+  *sum = step * static_cast<float>(whole);
+}
+
+static inline float sum_block(const float* x) {
+  float lanes[8] = {};
+  for (int64_t j = 0; j < BLOCK; j += 8)
+    for (int64_t i = 0; i < 8; ++i) lanes[i] += x[j + i];
+  float sum = lanes[0];
+  for (int64_t i = 1; i < 8; ++i) sum += lanes[i];
+  return sum;
+}
+
+static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to) {
+  const int64_t blocks = (columns + BLOCK - 1) / BLOCK, r = row % TILE_ROWS;
+  for (int64_t b = 0; b < blocks; ++b) {
+    float padded[BLOCK];
+    const int64_t count = columns - b * BLOCK < BLOCK ? columns - b * BLOCK : BLOCK;
+    const float* from = x + b * BLOCK;
+    if (count < BLOCK) {
+      for (int64_t j = 0; j < BLOCK; ++j) padded[j] = j < count ? from[j] : 0.0f;
+      from = padded;
+    }
+    const int64_t at = row / TILE_ROWS * blocks + b;
+    if (rounding == Rounding::INT8) {
+      int8_t codes[BLOCK];
+      quantise_block(from, codes, to.scales + at * TILE_ROWS + r, to.sums + at * TILE_ROWS + r);
+      for (int64_t g = 0; g < 8; ++g)
+        __builtin_memcpy(to.codes + ((at * 8 + g) * TILE_ROWS + r) * 4, codes + 4 * g, 4);
+      continue;
+    }
+    if (rounding == Rounding::BF16) {
+      for (int64_t j = 0; j < BLOCK; ++j) padded[j] = round_bf16(from[j]);
+      from = padded;
+    }
+    to.sums[at * TILE_ROWS + r] = sum_block(from);
+    for (int64_t j = 0; j < BLOCK; ++j) to.values[(at * BLOCK + j) * TILE_ROWS + r] = from[j];
+  }
+}
+
+// Column c of a packed table's row.
+template <Format F>
+static inline float entry(const uint8_t* block, int64_t lane, int64_t k) {
+  if (F == Format::F32) return ((const float*)block)[k * PANEL + lane];
+  if (F == Format::BF16) {
+    const uint32_t u = static_cast<uint32_t>(((const uint16_t*)block)[k * PANEL + lane]) << 16;
+    float x;
+    __builtin_memcpy(&x, &u, sizeof x);
+    return x;
+  }
+  const float scale = load_half((const uint16_t*)block + lane / LANES * LANES)[lane % LANES];
+  if (F == Format::Q8_0)
+    return scale * static_cast<float>(static_cast<int8_t>(block[32 + 64 * (k / 4) + 4 * lane + k % 4]));
+  const uint8_t both = block[(F == Format::Q4_1 ? 64 : 32) + 64 * (k % 16 / 4) + 4 * lane + k % 4];
+  const float code = static_cast<float>(k < 16 ? both & 15 : both >> 4);
+  if (F == Format::Q4_0) return scale * (code - 8.0f);
+  const float offset = load_half((const uint16_t*)block + PANEL + lane / LANES * LANES)[lane % LANES];
+  return scale * code + offset;
+}
+
+template <Format F>
+static void embed_row(const Linear& t, int64_t id, float scale, float* out) {
+  const uint8_t* panel = t.data + id / PANEL * t.blocks() * block_bytes(F);
+  for (int64_t c = 0; c < t.columns; ++c)
+    out[c] = entry<F>(panel + c / BLOCK * block_bytes(F), id % PANEL, c % BLOCK) * scale;
+}
+
+static void embed(const Linear& table, int64_t id, float scale, float* out) {
+  switch (table.format) {
+    case Format::F32: return embed_row<Format::F32>(table, id, scale, out);
+    case Format::BF16: return embed_row<Format::BF16>(table, id, scale, out);
+    case Format::Q8_0: return embed_row<Format::Q8_0>(table, id, scale, out);
+    case Format::Q4_0: return embed_row<Format::Q4_0>(table, id, scale, out);
+    case Format::Q4_1: return embed_row<Format::Q4_1>(table, id, scale, out);
+  }
+}
+
+}  // namespace MODEL_ISA
+}  // namespace blockpilot

@@ -1,0 +1,25 @@
+// A small pool of threads for loops of microseconds. Chunks are taken from one counter, so a thread that was
+// descheduled delays its own chunk only; waiting threads spin for a bounded time and then sleep.
+#pragma once
+#include <cstdint>
+
+namespace blockpilot {
+
+using ChunkFunction = void (*)(void* context, int64_t begin, int64_t end);
+
+// Calls function(context, begin, end) for ranges of `grain` that cover [0, count), on at most `threads` threads,
+// the caller's among them. Returns when all are done. Calls from several threads, or from inside a chunk, run
+// one after another or serially.
+void run_chunks(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context);
+
+template <typename Body>
+void parallel_chunks(int64_t threads, int64_t count, int64_t grain, const Body& body) {
+  if (count <= 0) return;
+  if (threads <= 1 || count <= grain) return body(0, count);
+  run_chunks(
+      threads, count, grain,
+      [](void* context, int64_t begin, int64_t end) { (*static_cast<const Body*>(context))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+}  // namespace blockpilot

@@ -1,0 +1,40 @@
+// Eight lanes: AVX2 with FMA and F16C.
+namespace blockpilot {
+namespace MODEL_ISA {
+
+constexpr int64_t LANES = 8;
+constexpr int64_t TILE_ROWS = 4;
+typedef float vf __attribute__((vector_size(32)));
+typedef int32_t vi __attribute__((vector_size(32)));
+
+static inline vf splat(float x) { return (vf)_mm256_set1_ps(x); }
+static inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+
+static inline vi load_codes(const uint8_t* p) { return (vi)_mm256_loadu_si256((const __m256i*)p); }
+
+static inline vf load_bf16(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return (vf)_mm256_slli_epi32(wide, 16);
+}
+
+static inline vf load_half(const uint16_t* p) {
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+
+// A pair sum of nibble · signed byte is at most 2 · 15 · 127 = 3810 in size, so the eight of a block stay below
+// 2^15 and are added in 16 bits.
+typedef __m256i Pairs;
+static inline Pairs dot_nibbles(vi codes, int32_t x, Pairs sum) {
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x)));
+}
+static inline vi widen(Pairs sum) { return (vi)_mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+
+// The weight's sign moves to the activation: 2 · 128 · 127 fits in 16 bits.
+static inline vi dot_bytes(vi codes, int32_t x, vi sum) {
+  const __m256i w = (__m256i)codes;
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(_mm256_set1_epi32(x), w));
+  return sum + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+}  // namespace MODEL_ISA
+}  // namespace blockpilot

@@ -1,0 +1,108 @@
+"""The DFlash drafter on the C++ decoder: one call drafts a block, one call takes over committed features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blockpilot.drafters.dflash import DFlashDrafter, head_rows
+from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint
+from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.plan import StepPlan
+from blockpilot.rows import Rows
+from blockpilot.state import State
+from blockpilot.targets.cpp_target import CppCache, CppTarget
+from blockpilot.targets.packing import in_bytes, pack_layer, padded_size, rounding_of, stored_or_float
+from blockpilot.targets.rope import rope_tables
+from blockpilot_kernels.packed_decoder import (
+    Geometry,
+    Weights,
+    borrowed,
+    context_append,
+    context_plan,
+    decoder_forward,
+    decoder_plan,
+    stack,
+)
+
+
+class CppDFlashDrafter(DFlashDrafter):
+    """`DFlashDrafter` over packed weights; beside a target in stored blocks its matrices are rounded to Q8_0."""
+
+    row_tile = 1
+    target: CppTarget
+
+    def _build(self, checkpoint: DFlashCheckpoint, target: CppTarget, max_requests: int) -> None:
+        m = self.config.model
+        tensors = {k: v for k, v in checkpoint.tensors.items()}
+        packed = Weights(target.dtype)
+        get = stored_or_float(tensors, {}, "dense")
+        if target.weights != "dense":
+            get = in_bytes(get)
+        rounding = rounding_of(target.weights, target.dtype)
+        size = padded_size(m.intermediate_size)
+        sizes = (m.hidden_size, m.num_heads, m.num_kv_heads, m.head_dim)
+        geometry = Geometry(*sizes, size, m.num_layers, rounding)
+        masks = zip(self.config.causal, m.sliding_window, strict=True)
+        layers = [
+            pack_layer(packed, get, tensors, f"layers.{i}.", geometry, causal=causal, window=window)
+            for i, (causal, window) in enumerate(masks)
+        ]
+        lent = [borrowed(r, 1) for r in (target.embedding_record, target.head_record)]
+        self._plan = decoder_plan(geometry, *lent, packed.vector(tensors["norm.weight"]), layers)
+        self._context = self._context_plan(packed, get, tensors, geometry)
+        self._weights = [packed.blob(), target.blob]
+        self._scalars = (m.rms_norm_eps, self.config.input_embedding_scale, self.config.output_multiplier)
+        self._rope = tuple(t.float().contiguous() for t in rope_tables(m.rope, m.head_dim, target.capacity))
+        shape = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
+        self.cache = CppCache(*shape, target.dtype)
+
+    def _context_plan(self, packed: Weights, get, tensors: dict[str, Tensor], geometry: Geometry) -> Tensor:
+        count = self.config.model.num_layers
+        names = [f"layers.{i}.self_attn.{p}_proj" for i in range(count) for p in "kv"]
+        bias = (
+            torch.cat([tensors[f"{n}.bias"].float() for n in names]) if self.config.model.qkv_bias else None
+        )
+        fc = packed.linear(get("fc.weight"))
+        project = packed.linear(stack([get(f"{n}.weight") for n in names]), bias)
+        norms = [packed.vector(tensors[f"layers.{i}.self_attn.k_norm.weight"]) for i in range(count)]
+        return context_plan(geometry, fc, project, packed.vector(tensors["hidden_norm.weight"]), norms)
+
+    @staticmethod
+    def memory_bytes(config: DFlashConfig, max_requests: int, capacity: int, dtype: torch.dtype) -> int:
+        """Bytes of weights and KV cache, and of the logits of one widest block per slot."""
+        m = config.model
+        attention = m.hidden_size * m.head_dim * 2 * (m.num_heads + 2 * m.num_kv_heads)
+        per_layer = attention + 3 * m.hidden_size * m.intermediate_size
+        weights = dtype.itemsize * (m.num_layers * per_layer + config.feature_size * m.hidden_size)
+        kv = (m.num_layers, max_requests, m.num_kv_heads, capacity, m.head_dim, dtype)
+        logits = 4 * m.vocab_size * max_requests * 2 * config.block_size
+        return weights + CppCache.bytes_needed(*kv) + 2 * logits  # with their noise
+
+    def _raw_logits(self, state: State, plan: StepPlan) -> Tensor:
+        rows = plan.draft_rows
+        cached = state.length - 1
+        exists = rows.column < state.effective[rows.slot]
+        position = cached[rows.slot] + rows.column
+        tokens = torch.where(rows.column == 0, state.block[rows.slot, 0], self.config.mask_token_id)
+        logits, _ = decoder_forward(
+            self._weights,
+            self._plan,
+            self._scalars,
+            self.cache.k,
+            self.cache.v,
+            self._rope,
+            tokens,
+            (rows.slot, position, exists),
+            cached + state.effective,
+            (),
+            head_rows(rows, plan.dump, self.row_tile).row,
+        )
+        return logits
+
+    def _remember(self, rows: Rows, position: Tensor, exists: Tensor, features: Tensor) -> None:
+        where = (rows.slot, position, exists)
+        eps = self.config.model.rms_norm_eps
+        context_append(
+            self._weights, self._context, eps, self.cache.k, self.cache.v, self._rope, features, where
+        )

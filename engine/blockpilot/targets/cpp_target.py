@@ -1,0 +1,191 @@
+"""The CPU target: one C++ call a pass, over packed weights, for exactly the rows that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import math
+import torch
+from torch import Tensor
+
+from blockpilot.rows import Rows, make_rows
+from blockpilot.targets.checkpoint import Checkpoint, expected_tensors
+from blockpilot.targets.config import ModelConfig
+from blockpilot.targets.packing import pack_layer, padded_size, rounding_of, stored_or_float
+from blockpilot.targets.rope import rope_tables
+from blockpilot.targets.torch_target import PREFILL_ROWS, WIDEST_BLOCK, check_features
+from blockpilot_kernels.packed_decoder import (
+    Geometry,
+    Record,
+    Weights,
+    decoder_forward,
+    decoder_plan,
+    weighted_rows,
+)
+
+CHUNK = 16  # positions side by side in the key cache
+
+
+def packed_bytes(checkpoint: Checkpoint, weights: str, dtype: torch.dtype) -> int:
+    """Bytes of the packed weights, padding left out."""
+    total = 0
+    for name, shape in expected_tensors(checkpoint.config):
+        dense = math.prod(shape) * (dtype.itemsize if len(shape) == 2 else 4)
+        total += dense if weights == "dense" else checkpoint.block_bytes.get(name, dense)
+    return total
+
+
+class CppCache:
+    """Static keys and values of `slots` slots plus a dump slot; its pointers never change.
+
+    Keys [layer, slot, kv head, C / 16, D, 16], values [layer, slot, kv head, C, D padded to 16]: both are read
+    along their last axis.
+    """
+
+    def __init__(
+        self, layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype
+    ) -> None:
+        chunks = -(-capacity // CHUNK)
+        self.k = torch.zeros(layers, slots + 1, heads, chunks, dim, CHUNK, dtype=dtype)
+        self.v = torch.zeros(layers, slots + 1, heads, chunks * CHUNK, -(-dim // CHUNK) * CHUNK, dtype=dtype)
+        self.dump, self.dim = slots, dim
+
+    @staticmethod
+    def bytes_needed(layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype) -> int:
+        """Bytes of such a cache."""
+        per_position = dim + -(-dim // CHUNK) * CHUNK
+        return layers * (slots + 1) * heads * -(-capacity // CHUNK) * CHUNK * per_position * dtype.itemsize
+
+    def canonical(self) -> tuple[Tensor, Tensor]:
+        """Copies of keys and values as [layer, slot, kv head, position, D]."""
+        return self.k.transpose(-1, -2).flatten(3, 4), self.v[..., : self.dim].clone()
+
+
+class PackedTable:
+    """The target's embedding [V, H], for policies and for drafters that borrow it."""
+
+    def __init__(self, blob: Tensor, record: Record) -> None:
+        self._blob, self._record = blob, record
+        self.shape, self.device, self.ndim = record[2:4], blob.device, 2
+
+    def weighted_mean(self, p: Tensor) -> Tensor:
+        """p [R, V] float32 → p @ E, [R, H]."""
+        return weighted_rows(p, self._blob, self._record)
+
+
+class CppTarget:
+    """Llama-style decoder over `max_requests` slots of `capacity` positions, on CPU tensors.
+
+    Args:
+        checkpoint: config and tensors under HF names.
+        max_requests: slots. capacity: positions per slot.
+        dtype: torch.float32 or torch.bfloat16: KV cache, float weights and the rounding of matmul inputs.
+        weights: "stored" keeps the file's blocks, "stored-int8" rounds their inputs to bytes as well, "dense"
+            makes floats of them.
+    """
+
+    row_tile = 1
+
+    def __init__(
+        self, checkpoint: Checkpoint, max_requests: int, capacity: int, dtype: torch.dtype, weights: str
+    ) -> None:
+        c = self.config = checkpoint.config
+        self.device, self.dtype, self.capacity, self.weights = torch.device("cpu"), dtype, capacity, weights
+        self.fingerprint = checkpoint.fingerprint
+        self._pack(checkpoint, weights)
+        cos, sin = rope_tables(c.rope, c.head_dim, capacity)
+        self.rope = (cos.float().contiguous(), sin.float().contiguous())
+        self.cache = CppCache(c.num_layers, max_requests, c.num_kv_heads, capacity, c.head_dim, dtype)
+        self.feature_layers: tuple[int, ...] = ()
+        self.forwards = 0
+
+    def _pack(self, checkpoint: Checkpoint, weights: str) -> None:
+        c, tensors = self.config, checkpoint.tensors
+        get = stored_or_float(tensors, checkpoint.blocks, weights)
+        packed = Weights(self.dtype)
+        self.geometry = Geometry(
+            c.hidden_size,
+            c.num_heads,
+            c.num_kv_heads,
+            c.head_dim,
+            padded_size(c.intermediate_size),
+            c.num_layers,
+            rounding_of(weights, self.dtype),
+        )
+        self.embedding_record = packed.linear(get("model.embed_tokens.weight"))
+        tied = c.tie_word_embeddings
+        self.head_record = self.embedding_record if tied else packed.linear(get("lm_head.weight"))
+        norm = packed.vector(tensors["model.norm.weight"])
+        layers = [
+            pack_layer(packed, get, tensors, f"model.layers.{i}.", self.geometry, window=c.sliding_window[i])
+            for i in range(c.num_layers)
+        ]
+        self._plan = decoder_plan(self.geometry, self.embedding_record, self.head_record, norm, layers)
+        self.formats = packed.formats
+        self.blob = packed.blob()
+        self._scalars = (c.rms_norm_eps, 1.0, 1.0)
+        self.embedding = PackedTable(self.blob, self.embedding_record)
+
+    @staticmethod
+    def memory_bytes(
+        config: ModelConfig, max_requests: int, capacity: int, dtype: torch.dtype, stored: int
+    ) -> int:
+        """Bytes of `stored` packed weights, KV cache and the largest activations."""
+        c = config
+        kv = (c.num_layers, max_requests, c.num_kv_heads, capacity, c.head_dim, dtype)
+        rows = max(PREFILL_ROWS, max_requests * WIDEST_BLOCK)
+        wide = 4 * c.hidden_size + 3 * c.intermediate_size + 3 * c.num_heads * c.head_dim
+        logits = 4 * 4 * c.vocab_size * max_requests * WIDEST_BLOCK
+        return stored + CppCache.bytes_needed(*kv) + 8 * rows * wide + logits
+
+    def use_features(self, layers: Sequence[int]) -> None:
+        """Choose the hidden states handed to the drafter (HF convention: k = output of layer k−1, 0 = embeddings).
+
+        Raises:
+            ValueError: an index outside 0 … num_layers.
+        """
+        self.feature_layers = check_features(layers, self.config.num_layers)
+
+    def verify(
+        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
+    ) -> tuple[Tensor, Tensor]:
+        """One pass over packed rows → logits [N, V], features [N, n·H]; see `TorchTarget.forward`."""
+        return self._forward(rows, tokens, position, exists, extent, rows.every)
+
+    def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Fill a slot from position 0, in chunks of 128 rows.
+
+        Returns:
+            last-position logits [V] float32, features [len(prompt), n·H] float32.
+        """
+        features, logits = [], None
+        for start in range(0, len(prompt), PREFILL_ROWS):
+            ids = prompt[start : start + PREFILL_ROWS]
+            end = start + len(ids)
+            rows = make_rows((slot,), (len(ids),), self.cache.dump, self.device, 1)
+            extent = torch.full((self.cache.dump + 1,), end)
+            asked = rows.every[-1:] if end == len(prompt) else rows.every[:0]
+            exists = torch.ones(len(ids), dtype=torch.bool)
+            logits, chunk = self._forward(rows, torch.tensor(ids), rows.column + start, exists, extent, asked)
+            features.append(chunk)
+        assert logits is not None  # a prompt has at least one token; submit refuses an empty one
+        return logits[0], torch.cat(features)
+
+    def _forward(
+        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, asked: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self.forwards += 1
+        where = (rows.slot, position, exists)
+        return decoder_forward(
+            [self.blob],
+            self._plan,
+            self._scalars,
+            self.cache.k,
+            self.cache.v,
+            self.rope,
+            tokens,
+            where,
+            extent,
+            self.feature_layers,
+            asked,
+        )

@@ -1,0 +1,113 @@
+"""Plans: where a decoder's packed matrices and norms lie, as the int64 words that csrc/cpu/decoder.cpp reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from blockpilot_kernels.packed_decoder.formats import FORMATS, Matrix, pack
+
+_ALIGN = 64
+Record = tuple[int, int, int, int, int, int]
+ROUNDINGS = {"none": 0, "bfloat16": 1, "int8": 2}
+
+
+@dataclass
+class Weights:
+    """One byte tensor that grows while matrices and norms are added to it.
+
+    Attributes:
+        dtype: how float matrices are stored. formats: bytes by format name.
+    """
+
+    dtype: torch.dtype
+    formats: dict[str, int] = field(default_factory=dict)
+    _parts: list[Tensor] = field(default_factory=list)
+    _size: int = 0
+
+    def linear(self, matrix: Matrix, bias: Tensor | None = None) -> Record:
+        """Add [N, K] and an optional bias [N]; returns its record: blob, format, N, K, offset, bias offset."""
+        name, data = pack(matrix, self.dtype)
+        self.formats[name] = self.formats.get(name, 0) + data.numel()
+        rows, columns = matrix.shape
+        at = self._add(data)
+        return 0, FORMATS.index(name), rows, columns, at, self.vector(bias)
+
+    def vector(self, values: Tensor | None) -> int:
+        """Add a float32 vector; returns its offset, −1 for None."""
+        return -1 if values is None else self._add(values.float().contiguous().view(torch.uint8).flatten())
+
+    def blob(self) -> Tensor:
+        """All bytes in one tensor; nothing may be added afterwards."""
+        whole = torch.zeros(self._size, dtype=torch.uint8)
+        at = 0
+        for part in self._parts:
+            whole[at : at + part.numel()] = part
+            at += -(-part.numel() // _ALIGN) * _ALIGN
+        self._parts.clear()
+        return whole
+
+    def _add(self, data: Tensor) -> int:
+        at = self._size
+        self._parts.append(data)
+        self._size += -(-data.numel() // _ALIGN) * _ALIGN
+        return at
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a decoder; `intermediate` is padded to a multiple of 16. rounding: a key of `ROUNDINGS`."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    layers: int
+    rounding: str
+
+    def words(self) -> list[int]:
+        sizes = (self.hidden, self.heads, self.kv_heads, self.head_dim, self.intermediate, self.layers)
+        return [*sizes, ROUNDINGS[self.rounding], 0]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """Records of one layer; norms are offsets, −1 where absent; window 0 means none."""
+
+    qkv: Record
+    out: Record
+    gate_up: Record
+    down: Record
+    input_norm: int
+    post_norm: int
+    query_norm: int
+    key_norm: int
+    window: int
+    causal: bool
+
+    def words(self) -> list[int]:
+        norms = (self.input_norm, self.post_norm, self.query_norm, self.key_norm)
+        return [*self.qkv, *self.out, *self.gate_up, *self.down, *norms, self.window, int(self.causal)]
+
+
+def borrowed(record: Record, blob: int) -> Record:
+    """The record of a matrix that lies in another tensor of the weights list."""
+    return (blob, *record[1:])
+
+
+def decoder_plan(
+    geometry: Geometry, embedding: Record, head: Record, final_norm: int, layers: list[LayerPlan]
+) -> Tensor:
+    """The words of `decoder_forward`."""
+    words = [*geometry.words(), *embedding, *head, final_norm]
+    return torch.tensor(words + [w for layer in layers for w in layer.words()])
+
+
+def context_plan(
+    geometry: Geometry, fc: Record, project: Record, hidden_norm: int, key_norms: list[int]
+) -> Tensor:
+    """The words of `context_append`."""
+    return torch.tensor([*geometry.words(), *fc, *project, hidden_norm, *key_norms])
