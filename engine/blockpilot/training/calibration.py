@@ -39,6 +39,13 @@ class Fit:
     residual: float
     plain: dict[int, float]
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        by_requests = {
+            name: {str(n): ms for n, ms in getattr(self, name).items()} for name in ("c0", "plain")
+        }
+        return {**asdict(self), **by_requests}
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -148,7 +155,7 @@ class Calibration:
         """JSON-ready form: what `save` writes."""
         named = {key: getattr(self, key) for key in KEYS[1:-2]}
         rows = [row.to_dict() for row in self.rows]
-        fits = [asdict(fit) for fit in self.fits()]
+        fits = [fit.to_dict() for fit in self.fits()]
         return {"calibration": FORMAT, "pair": asdict(self.pair), **named, "rows": rows, "fit": fits}
 
     def save(self, path: str | Path) -> None:
