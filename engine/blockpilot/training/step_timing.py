@@ -5,8 +5,8 @@ so every measured step sees exactly `context` cached tokens and one anchor. That
 move of `length`: keys, values and context rows below the anchor are never written again.
 
 A step computes all Σ width rows whatever is accepted, so random prompts, which a drafter seldom guesses, cost
-what real ones do; only the few microseconds of detokenising grow with the accepted tokens. Requests are greedy:
-noise and filters of sampled ones are not in these figures. On CUDA a phase is the time to launch it and `host`
+what real ones do; only detokenising, in `host`, grows with the accepted tokens. Requests are greedy: noise and
+filters of sampled ones are not in these figures. On CUDA a phase is the time to launch it and `host`
 holds the wait for the device; the total is right.
 """
 
