@@ -78,6 +78,7 @@ class LLM:
             _check_sizes(threads=threads)
             torch.set_num_threads(threads)
         checkpoint = resolve_checkpoint(target)
+        self.max_requests = max_requests
         self.max_length = resolve_max_length(max_length, checkpoint)
         sizes = (max_requests, self.max_length, DTYPES[dtype])
         self.weights = resolve_weights(weights, checkpoint, self.device)

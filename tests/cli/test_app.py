@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from blockpilot import __version__
-from blockpilot.cli import bench, demo, doctor, generate, label, train_policy
+from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, train_policy
 from blockpilot.cli.console import finite
 from blockpilot.cli.group import guarded
 from blockpilot.errors import NonFiniteLogitsError
@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": demo,
     "generate": generate,
     "bench": bench,
+    "calibrate": calibrate,
     "label": label,
     "train-policy": train_policy,
     "doctor": doctor,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blockpilot import __version__
-from blockpilot.cli import bench, demo, doctor, generate, label, train_policy
+from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, train_policy
 from blockpilot.cli.console import json_help, say
 from blockpilot.cli.group import CommandGroup
 
@@ -44,6 +44,7 @@ for module, name in (
     (demo, "demo"),
     (generate, "generate"),
     (bench, "bench"),
+    (calibrate, "calibrate"),
     (label, "label"),
     (train_policy, "train-policy"),
     (doctor, "doctor"),

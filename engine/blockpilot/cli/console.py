@@ -64,12 +64,15 @@ def write_report(path: Path, report: Any) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int, completed: int = 0) -> Iterator[Any]:
-    """A progress bar on stderr; yields a function that advances it by n."""
+def progress(description: str, total: int, completed: int = 0, ticking: bool = True) -> Iterator[Any]:
+    """A progress bar on stderr; yields a function that advances it by n and may say what comes next.
+
+    With `ticking` off it is drawn only when it advances: a drawing thread would disturb what is being timed.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=ERR, transient=True) as bar:
+    with Progress(*columns, console=ERR, transient=True, auto_refresh=ticking) as bar:
         task = bar.add_task(description, total=total, completed=completed)
-        yield lambda n=1: bar.advance(task, n)
+        yield lambda n=1, doing=None: bar.update(task, advance=n, description=doing, refresh=not ticking)
 
 
 def table(title: str, rows: Iterable[Sequence[str]], left: Sequence[str], right: Sequence[str] = ()) -> None:

@@ -124,11 +124,11 @@ def parse_policy(text: str) -> str | int | None:
     raise ValueError(f"--policy: expected bundled, none, fixed:N or an existing policy file, got {text!r}")
 
 
-def parse_window(option: str, text: str) -> tuple[int, ...]:
-    """`1,2,3` → (1, 2, 3), sorted and without repeats."""
+def parse_window(option: str, text: str, what: str = "widths") -> tuple[int, ...]:
+    """`1,2,3` → (1, 2, 3), sorted and without repeats; `what` they are, for the refusal."""
     items = [item.strip() for item in text.split(",")]
     if not all(item.isdecimal() and int(item) >= 1 for item in items):
-        raise ValueError(f"{option}: expected widths >= 1, as in 1,2,3, got {text!r}")
+        raise ValueError(f"{option}: expected {what} >= 1, as in 1,2,3, got {text!r}")
     return tuple(sorted({int(item) for item in items}))
 
 

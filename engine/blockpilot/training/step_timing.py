@@ -1,0 +1,232 @@
+"""Times the same step again and again, at every width in turn.
+
+Every slot is filled once with a random prompt. After each step the requests are put back to their first token,
+so every measured step sees exactly `context` cached tokens and one anchor. That is sound because rollback is a
+move of `length`: keys, values and context rows below the anchor are never written again.
+
+A step computes all Σ width rows whatever is accepted, so random prompts, which a drafter seldom guesses, cost
+what real ones do; only detokenising, in `host`, grows with the accepted tokens. Requests are greedy: noise and
+filters of sampled ones are not in these figures. On CUDA a phase is the time to launch it and `host`
+holds the wait for the device; the total is right.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from blockpilot.llm import LLM
+from blockpilot.output import Stats
+from blockpilot.params import SamplingParams
+from blockpilot.policies import Pair
+from blockpilot.request import Handle
+from blockpilot.scheduler import Scheduler
+from blockpilot.training.calibration import Calibration
+from blockpilot.training.calibration_rows import PHASES, Spread, StepCost
+
+DEFAULT_CONTEXTS = (128, 512, 1024)
+WARMUP = 1  # rounds whose steps lay out plans and touch memory for the first time
+SEED = 0
+
+
+class Progress(Protocol):
+    """Told of every round: steps done since the last call, and what is being measured."""
+
+    def __call__(self, steps: int, /, doing: str) -> object: ...
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells to measure, each axis ascending; `repeats` steps a cell."""
+
+    requests: tuple[int, ...]
+    contexts: tuple[int, ...]
+    widths: tuple[int, ...]
+    repeats: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole measurement, warm-up included."""
+        return len(self.requests) * len(self.contexts) * len(self.widths) * (WARMUP + self.repeats)
+
+    @classmethod
+    def resolve(
+        cls,
+        llm: LLM,
+        *,
+        requests: Sequence[int] = (1, 4),
+        contexts: Sequence[int] | None = None,
+        widths: Sequence[int] | None = None,
+        repeats: int = 15,
+    ) -> Grid:
+        """Apply defaults and check.
+
+        Args:
+            requests: at most `llm.max_requests`. contexts: None for those of 128, 512 and 1024 that fit.
+            widths: None for all up to the drafter's block size; width 1 is measured in any case.
+
+        Raises:
+            ValueError: widths the drafter cannot draft, contexts without room, or too many requests.
+        """
+        window = llm.drafter.window if llm.drafter else (1,)
+        if widths is None:
+            widths = range(1, llm.drafter.block_size + 1) if llm.drafter else (1,)
+        wide = _ascending("widths", {1, *widths})
+        outside = [w for w in wide if w not in (1, *window)]
+        if outside:
+            raise ValueError(f"widths: expected widths among {window}, got {outside}")
+        # A request that reaches the end of its slot would stop, and there would be no next step to measure.
+        room = llm.max_length - max(wide) - 2
+        fitting = [c for c in DEFAULT_CONTEXTS if c <= room] if contexts is None else contexts
+        if not fitting or max(fitting) > room:
+            asked = DEFAULT_CONTEXTS if contexts is None else tuple(contexts)
+            raise ValueError(
+                f"contexts: expected at most {room} tokens (max_length {llm.max_length} less a block of "
+                f"{max(wide)} and 2), got {asked}; raise max_length or name shorter contexts"
+            )
+        many = _ascending("requests", requests)
+        if max(many) > llm.max_requests:
+            raise ValueError(f"requests: expected at most max_requests {llm.max_requests}, got {many}")
+        (times,) = _ascending("repeats", (repeats,))
+        return cls(many, _ascending("contexts", fitting), wide, times)
+
+
+def _silent(steps: int, /, doing: str) -> None:
+    """No progress is shown."""
+
+
+def calibrate(
+    llm: LLM,
+    grid: Grid,
+    *,
+    hardware: dict[str, Any],
+    versions: dict[str, str | None],
+    progress: Progress = _silent,
+) -> Calibration:
+    """Measure every cell of `grid`; nothing else may use `llm` meanwhile.
+
+    Args:
+        hardware, versions: JSON-ready, recorded as they are.
+        progress: called with steps done and what comes next, never while a step is timed.
+
+    Raises:
+        BlockPilotError: the pair's logits are not finite.
+    """
+    return Calibration(
+        pair=Pair(llm.target.fingerprint, llm.drafter.fingerprint if llm.drafter else "none"),
+        dtype=str(llm.target.dtype).removeprefix("torch."),
+        device=str(llm.device),
+        backend=os.environ.get("BLOCKPILOT_BACKEND") or "auto",
+        threads=torch.get_num_threads(),
+        hardware=hardware,
+        versions=versions,
+        rows=measure(llm, grid, progress),
+    )
+
+
+def measure(llm: LLM, grid: Grid, progress: Progress) -> tuple[StepCost, ...]:
+    """The cells of `grid` in order: requests, then contexts, then widths."""
+    rows: list[StepCost] = []
+    with torch.inference_mode():
+        scheduler = Scheduler(
+            llm.target,
+            llm.drafter,
+            llm.policy,
+            slots=llm.max_requests,
+            widest=max(llm.drafter.window) if llm.drafter else 1,
+            eos=(),
+            max_queue=llm.max_requests,
+        )
+        for requests in grid.requests:
+            for context in grid.contexts:
+                place = f"{requests} x {context} tokens"
+                progress(0, f"{place}: prefill")
+                handles = _prefill(llm, scheduler, requests, context, max(grid.widths))
+                samples = _rounds(scheduler, handles, grid, partial(progress, doing=place))
+                rows += [_row(requests, context, width, samples[width]) for width in grid.widths]
+                for handle in handles:
+                    scheduler.cancel(handle)
+    return tuple(rows)
+
+
+def _prefill(llm: LLM, scheduler: Scheduler, requests: int, context: int, widest: int) -> list[Handle]:
+    """Requests with random prompts, begun at the widest width so that the drafter knows them."""
+    draw = random.Random(f"{SEED} {requests} {context}")
+    vocab = llm.target.config.vocab_size
+    params = SamplingParams(max_new_tokens=None, ignore_eos=True, width=widest)
+    handles = [
+        Handle([draw.randrange(vocab) for _ in range(context)], params, llm.tokenizer, None)
+        for _ in range(requests)
+    ]
+    for handle in handles:
+        scheduler.submit(handle)
+    scheduler.step()
+    _require_running(handles)
+    return handles
+
+
+def _rounds(
+    scheduler: Scheduler, handles: Sequence[Handle], grid: Grid, advance: Callable[[int], object]
+) -> dict[int, list[dict[str, float]]]:
+    """Seconds by phase of every measured step, by width.
+
+    A round takes every width once in a random order: drift of the machine, and what the step before left in
+    the caches, hits all widths alike.
+    """
+    order, draw = list(grid.widths), random.Random(SEED)
+    samples: dict[int, list[dict[str, float]]] = {width: [] for width in order}
+    for i in range(WARMUP + grid.repeats):
+        draw.shuffle(order)
+        for width in order:
+            sample = _timed_step(scheduler, handles, width)
+            if i >= WARMUP:
+                samples[width].append(sample)
+        advance(len(order))
+    return samples
+
+
+def _timed_step(scheduler: Scheduler, handles: Sequence[Handle], width: int) -> dict[str, float]:
+    """Seconds by phase of one step; `host` is all that is not draft, verify, accept or commit."""
+    _rewind(scheduler, handles, width)
+    start = time.perf_counter()
+    scheduler.step()
+    total = time.perf_counter() - start
+    _require_running(handles)
+    seconds = {p: sum(h.stats.seconds[p] for h in handles) for p in PHASES if p not in ("host", "total")}
+    return {**seconds, "host": max(total - sum(seconds.values()), 0.0), "total": total}
+
+
+def _rewind(scheduler: Scheduler, handles: Sequence[Handle], width: int) -> None:
+    """Forget everything after the first token and take another width."""
+    state = scheduler.state
+    for handle in handles:
+        state.length[handle.slot] = len(handle.prompt) + 1
+        state.width[handle.slot] = width
+        del handle.token_ids[1:]
+        handle.stats = Stats()
+        handle.choose_width(width)
+
+
+def _require_running(handles: Sequence[Handle]) -> None:
+    for handle in handles:
+        if handle.output is not None:
+            raise handle.output.error or RuntimeError(f"a request ended: {handle.output.finish_reason}")
+
+
+def _row(requests: int, context: int, width: int, samples: Sequence[dict[str, float]]) -> StepCost:
+    ms = {phase: Spread.of([sample[phase] for sample in samples]) for phase in PHASES}
+    return StepCost(requests, context, width, len(samples), ms)
+
+
+def _ascending(name: str, values: Sequence[int] | set[int]) -> tuple[int, ...]:
+    bad = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or v < 1]
+    if bad or not values:
+        raise ValueError(f"{name}: expected ints >= 1, got {bad or 'none'}")
+    return tuple(sorted(set(values)))
