@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from blockpilot.memory import require_fits
 from blockpilot.drafters import Drafter, load_drafter
+from blockpilot.memory import require_fits
 from blockpilot.policies import BlockPolicy, load_policy
 from blockpilot.targets import Target
 from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint

@@ -73,6 +73,7 @@ class DFlashDrafter:
 
     kind = "dflash"
     row_tile = TILE
+    cache: Any  # of the layout that the implementation reads
 
     def __init__(
         self,

@@ -12,7 +12,14 @@ from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State
 from blockpilot.targets.cpp_target import CppCache, CppTarget
-from blockpilot.targets.packing import in_bytes, pack_layer, padded_size, rounding_of, stored_or_float
+from blockpilot.targets.packing import (
+    GetMatrix,
+    in_bytes,
+    pack_layer,
+    padded_size,
+    rounding_of,
+    stored_or_float,
+)
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.packed_decoder import (
     Geometry,
@@ -48,16 +55,19 @@ class CppDFlashDrafter(DFlashDrafter):
             pack_layer(packed, get, tensors, f"layers.{i}.", geometry, causal=causal, window=window)
             for i, (causal, window) in enumerate(masks)
         ]
-        lent = [borrowed(r, 1) for r in (target.embedding_record, target.head_record)]
+        lent = (borrowed(target.embedding_record, 1), borrowed(target.head_record, 1))
         self._plan = decoder_plan(geometry, *lent, packed.vector(tensors["norm.weight"]), layers)
         self._context = self._context_plan(packed, get, tensors, geometry)
         self._weights = [packed.blob(), target.blob]
         self._scalars = (m.rms_norm_eps, self.config.input_embedding_scale, self.config.output_multiplier)
-        self._rope = tuple(t.float().contiguous() for t in rope_tables(m.rope, m.head_dim, target.capacity))
+        cos, sin = rope_tables(m.rope, m.head_dim, target.capacity)
+        self._rope = (cos.float().contiguous(), sin.float().contiguous())
         shape = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
         self.cache = CppCache(*shape, target.dtype)
 
-    def _context_plan(self, packed: Weights, get, tensors: dict[str, Tensor], geometry: Geometry) -> Tensor:
+    def _context_plan(
+        self, packed: Weights, get: GetMatrix, tensors: dict[str, Tensor], geometry: Geometry
+    ) -> Tensor:
         count = self.config.model.num_layers
         names = [f"layers.{i}.self_attn.{p}_proj" for i in range(count) for p in "kv"]
         bias = (

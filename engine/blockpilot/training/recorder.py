@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockpilot.policies.contract import check_window
+from blockpilot.policies.contract import Table, check_window
 from blockpilot.policies.predictor import policy_input
 
 
