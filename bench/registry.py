@@ -32,6 +32,9 @@ BENCHMARKS = (
         "ops", "every kernel op on every backend here; results compared with the reference first", "ops"
     ),
     Benchmark(
+        "accuracy", "weight formats against float32: logits, KL, top-1, perplexity on 20k tokens", "accuracy"
+    ),
+    Benchmark(
         "row_independence", "whether 16-row tiles are bitwise row independent on this machine", "row_check"
     ),
 )

@@ -27,7 +27,13 @@ def test_json_is_the_output(cli_json, fake_llm):
 
 
 def test_options_reach_the_engine(cli_json, fake_llm):
-    options = {"--device": "cpu", "--dtype": "bfloat16", "--threads": "1", "--max-length": "99"}
+    options = {
+        "--device": "cpu",
+        "--dtype": "bfloat16",
+        "--weights": "dense",
+        "--threads": "1",
+        "--max-length": "99",
+    }
     arguments = [part for pair in options.items() for part in pair]
     cli_json("generate", "hello", "--drafter", "none", "--policy", "none", "--width", "1", *arguments)
     (opened,) = fake_llm.opened
@@ -37,6 +43,7 @@ def test_options_reach_the_engine(cli_json, fake_llm):
         "policy": None,
         "device": "cpu",
         "dtype": "bfloat16",
+        "weights": "dense",
         "max_requests": 1,
         "max_length": 99,
         "threads": 1,

@@ -25,6 +25,7 @@ def calibration(requests=(1, 4), contexts=(100, 300), widths=(1, 2, 4, 8), **ove
     values = {
         "pair": Pair("some-target", "some-drafter"),
         "dtype": "float32",
+        "weights": "stored",
         "device": "cpu",
         "backend": "auto",
         "threads": 2,

@@ -51,6 +51,7 @@ class FakeLLM:
     """
 
     policy: object
+    weights: str = "dense"
     drafter: FakeDrafter | None = field(default_factory=FakeDrafter)
     wrong: tuple[str, int] | None = None
     die_after: int | None = None

@@ -9,6 +9,7 @@ from blockpilot import LLM, SamplingParams
 from blockpilot.errors import NonFiniteLogitsError
 from blockpilot.training import step_timing
 from blockpilot.training.step_timing import Grid, calibrate
+from tests.engine.inside import change_logits
 from tests.engine.pair import write_tokenizer
 from tests.tiny import save_drafter, save_target
 
@@ -135,6 +136,6 @@ def test_the_engine_serves_as_before(llm):
 
 def test_logits_that_are_not_finite_end_it(pair):
     with LLM(str(pair[0]), max_requests=1, max_length=64) as broken:
-        broken.target.norm.fill_(float("nan"))
+        change_logits(broken, lambda logits: torch.full_like(logits, float("nan")))
         with pytest.raises(NonFiniteLogitsError):
             run(broken, requests=(1,), contexts=(5,), repeats=1)

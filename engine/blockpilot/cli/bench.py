@@ -31,6 +31,7 @@ from blockpilot.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    WeightsOption,
     sampling_params,
 )
 from blockpilot.cli.prompts import Prompt, load_prompts
@@ -88,6 +89,7 @@ def run(
     temperature: TemperatureOption = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Every prompt derives its own from this.")] = 0,
     dtype: DTypeOption = "float32",
+    weights: WeightsOption = "auto",
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,
     max_length: MaxLengthOption = None,
@@ -96,7 +98,14 @@ def run(
 ) -> None:
     """Measure a pair on prompt files: plain decoding beside the policy or fixed widths, answers compared."""
     engine = Engine.resolve(
-        target, drafter, policy, dtype=dtype, device=device, threads=threads, max_length=max_length
+        target,
+        drafter,
+        policy,
+        dtype=dtype,
+        weights=weights,
+        device=device,
+        threads=threads,
+        max_length=max_length,
     )
     params = sampling_params(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     report = compare(engine, load_prompts(prompts or (), limit), params, parse_widths(widths), batch, output)

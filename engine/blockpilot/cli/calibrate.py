@@ -22,6 +22,7 @@ from blockpilot.cli.options import (
     MaxLengthOption,
     TargetOption,
     ThreadsOption,
+    WeightsOption,
     parse_window,
 )
 
@@ -32,6 +33,7 @@ JSON_KEYS = {
     "calibration": "format of the file, 1",
     "pair": "fingerprints of target and drafter",
     "dtype": "arithmetic",
+    "weights": "format of the weights",
     "device": "where it ran",
     "backend": "kernel backend, auto unless forced",
     "threads": "CPU threads",
@@ -58,6 +60,7 @@ def run(
     requests: Annotated[str, typer.Option("--requests", help="Requests decoded together.")] = "1,4",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Steps measured of each cell.")] = 15,
     dtype: DTypeOption = "float32",
+    weights: WeightsOption = "auto",
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,
     max_length: MaxLengthOption = None,
@@ -68,7 +71,14 @@ def run(
 ) -> None:
     """Measure what a step costs on this machine and write it to a file. Best on an otherwise idle machine."""
     engine = Engine.resolve(
-        target, drafter, "none", dtype=dtype, device=device, threads=threads, max_length=max_length
+        target,
+        drafter,
+        "none",
+        dtype=dtype,
+        weights=weights,
+        device=device,
+        threads=threads,
+        max_length=max_length,
     )
     if output.is_dir():
         raise ValueError(f"--output: expected a file, got the folder {output}")

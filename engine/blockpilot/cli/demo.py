@@ -20,6 +20,7 @@ from blockpilot.cli.options import (
     MaxNewTokensOption,
     TemperatureOption,
     ThreadsOption,
+    WeightsOption,
     sampling_params,
 )
 from blockpilot.cli.prompts import Prompt, load_prompts
@@ -56,6 +57,7 @@ def run(
     policy: PolicyChoice = "bundled",
     max_new_tokens: MaxNewTokensOption = 64,
     dtype: DTypeOption = "float32",
+    weights: WeightsOption = "auto",
     temperature: TemperatureOption = 0.0,
     seed: SeedChoice = 0,
     threads: ThreadsOption = None,
@@ -65,7 +67,7 @@ def run(
 
     Exit code 1 if any answer differs.
     """
-    engine = Engine.resolve(BUNDLED_TARGET, "bundled", policy, dtype=dtype, threads=threads)
+    engine = Engine.resolve(BUNDLED_TARGET, "bundled", policy, dtype=dtype, weights=weights, threads=threads)
     params = sampling_params(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     prompts = [prompt for prompt in load_prompts(()) if prompt.id in SHOWN]
     note("loading SmolLM2-135M-Instruct, the bundled drafter and the policy")

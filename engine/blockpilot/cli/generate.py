@@ -30,6 +30,7 @@ from blockpilot.cli.options import (
     ThreadsOption,
     TopKOption,
     TopPOption,
+    WeightsOption,
     sampling_params,
 )
 
@@ -78,6 +79,7 @@ def run(
     logprobs: LogprobsOption = None,
     width: WidthOption = None,
     dtype: DTypeOption = "float32",
+    weights: WeightsOption = "auto",
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,
     max_length: MaxLengthOption = None,
@@ -85,7 +87,14 @@ def run(
 ) -> None:
     """Answer one prompt, from the argument, stdin or a chat file. Statistics go to stderr."""
     engine = Engine.resolve(
-        target, drafter, policy, dtype=dtype, device=device, threads=threads, max_length=max_length
+        target,
+        drafter,
+        policy,
+        dtype=dtype,
+        weights=weights,
+        device=device,
+        threads=threads,
+        max_length=max_length,
     )
     params = sampling_params(
         max_new_tokens=max_new_tokens,

@@ -23,6 +23,7 @@ from blockpilot.cli.options import (
     TargetOption,
     TemperatureOption,
     ThreadsOption,
+    WeightsOption,
     parse_window,
 )
 
@@ -60,6 +61,7 @@ def run(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts of a generate call.")] = 16,
     raw_logits: RawLogitsOption = False,
     dtype: DTypeOption = "float32",
+    weights: WeightsOption = "auto",
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,
     max_length: MaxLengthOption = None,
@@ -67,7 +69,14 @@ def run(
 ) -> None:
     """Decode prompts at every width of a window and write labels for train-policy. Resumable."""
     engine = Engine.resolve(
-        target, drafter, "none", dtype=dtype, device=device, threads=threads, max_length=max_length
+        target,
+        drafter,
+        "none",
+        dtype=dtype,
+        weights=weights,
+        device=device,
+        threads=threads,
+        max_length=max_length,
     )
     if engine.drafter is None:
         raise ValueError("label: expected a drafter, got none; widths differ only with one")

@@ -38,7 +38,15 @@ PolicyOption = Annotated[
     ),
 ]
 DType = Literal["float32", "bfloat16"]
+Weights = Literal["auto", "stored", "stored-int8", "dense"]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="Arithmetic of the matrix products.")]
+WeightsOption = Annotated[
+    Weights,
+    typer.Option(
+        "--weights",
+        help="GGUF blocks as stored, with inputs rounded to bytes as well (stored-int8), or made floats (dense).",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="CPU threads; default: what torch chooses.")
@@ -74,6 +82,7 @@ class Engine:
     drafter: str | None
     policy: str | int | None
     dtype: str = "float32"
+    weights: str = "auto"
     device: str = "cpu"
     threads: int | None = None
     max_length: int | None = None
@@ -97,6 +106,7 @@ class Engine:
             policy=self.policy if policy is None else policy,
             device=self.device,
             dtype=self.dtype,
+            weights=self.weights,
             max_requests=max_requests,
             max_length=self.max_length,
             threads=self.threads,

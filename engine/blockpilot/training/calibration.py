@@ -1,6 +1,6 @@
 """What a step costs on one machine with one pair, as a JSON file that policies and reports can read.
 
-Keys: calibration (the format, 1), pair {target, drafter}, dtype, device, backend, threads, hardware, versions,
+Keys: calibration (the format, 1), pair {target, drafter}, dtype, weights, device, backend, threads, hardware, versions,
 rows and fit. A row is one measured cell: requests, context, width, sum_width, steps, and ms with median, p10
 and p90 of every phase and of the total. `fit` is derived from the rows and is not read back.
 """
@@ -20,7 +20,7 @@ from blockpilot.policies.contract import Pair
 from blockpilot.training.calibration_rows import DIGITS, StepCost, parse_rows
 
 FORMAT = 1
-KEYS = ("pair", "dtype", "device", "backend", "threads", "hardware", "versions", "rows", "fit")
+KEYS = ("pair", "dtype", "weights", "device", "backend", "threads", "hardware", "versions", "rows", "fit")
 REMEDY = "measure again with `blockpilot calibrate`"
 
 
@@ -53,7 +53,7 @@ class Calibration:
 
     Attributes:
         pair: fingerprints of target and drafter, drafter "none" for a target alone.
-        dtype, device, backend, threads: what the engine ran with. hardware, versions: JSON-ready.
+        dtype, weights, device, backend, threads: what the engine ran with. hardware, versions: JSON-ready.
         rows: a cell for every combination of the requests, contexts and widths that occur; width 1 is one.
 
     Raises:
@@ -62,6 +62,7 @@ class Calibration:
 
     pair: Pair
     dtype: str
+    weights: str
     device: str
     backend: str
     threads: int
@@ -70,7 +71,7 @@ class Calibration:
     rows: tuple[StepCost, ...]
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "device", "backend"):
+        for name in ("dtype", "weights", "device", "backend"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{name}: expected text, got {value!r}")

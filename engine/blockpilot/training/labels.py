@@ -150,6 +150,7 @@ def _settings(llm: LLM, recorder: Recorder, run: _Run) -> dict[str, Any]:
         "pair": {"target": llm.target.fingerprint, "drafter": llm.drafter.fingerprint},
         "block_size": llm.drafter.block_size,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "weights": llm.weights,
         "window": list(run.window),
         "max_new_tokens": run.max_new_tokens,
         "temperature": run.temperature,

@@ -122,6 +122,7 @@ def calibrate(
     return Calibration(
         pair=Pair(llm.target.fingerprint, llm.drafter.fingerprint if llm.drafter else "none"),
         dtype=str(llm.target.dtype).removeprefix("torch."),
+        weights=llm.weights,
         device=str(llm.device),
         backend=os.environ.get("BLOCKPILOT_BACKEND") or "auto",
         threads=torch.get_num_threads(),
