@@ -18,12 +18,12 @@ def draw(report: dict[str, Any], path: Path) -> bool:
         return False
     results = report["results"]
     tallest = max(len(result["overall"]) for result in results.values())
-    figure = Figure(figsize=(5.5 * len(results), 1.2 + 0.3 * tallest), layout="constrained")
+    figure = Figure(figsize=(6 * len(results), 1.2 + 0.3 * tallest), layout="constrained")
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     for panel, (temperature, result) in zip(panels, results.items(), strict=True):
         speeds = {arm: found["tokens_per_s"] for arm, found in result["overall"].items()}
         _bars(panel, {arm: speed for arm, speed in speeds.items() if speed}, report["families"])
-        panel.set(title=f"T={temperature}", xlabel="decoded tokens/s: median, least to greatest prompt")
+        panel.set(title=f"T={temperature}", xlabel="tokens/s: median, min, max of prompts")
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return True

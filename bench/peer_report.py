@@ -175,8 +175,13 @@ def print_report(report: dict[str, Any]) -> None:
     for temperature, result in report["results"].items():
         best = set(report["best"][temperature].values())
         rows = [_overall_row(name, found, name in best) for name, found in result["overall"].items()]
-        figures = ("tokens/s", "min–max", "× plain", "first ms", "τ", "same", "differs at")
-        table(f"T={temperature}, median over prompts; * best of its kind", rows, ("arm",), figures)
+        figures = ("tokens/s", "min–max", "× plain", "first ms", "τ", "same")
+        table(
+            f"T={temperature}, median over prompts; * best of its kind; @ first other token",
+            rows,
+            ("arm",),
+            figures,
+        )
         if len(result["datasets"]) > 1:
             _print_datasets(temperature, result)
     for arm, reason in report["skipped"].items():
@@ -194,7 +199,6 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _overall_row(name: str, found: dict[str, Any], best: bool) -> list[str]:
-    same = {None: "-", True: "yes", False: f"no, {len(found['first_differences'] or ())}/{found['prompts']}"}
     return [
         f"{name} *" if best else name,
         number(_median(found, "tokens_per_s"), 1),
@@ -202,9 +206,16 @@ def _overall_row(name: str, found: dict[str, Any], best: bool) -> list[str]:
         number(_median(found, "ratio")),
         number(_median(found, "first_token_s", 1000), 0),
         number(found["tau"]),
-        same[found["identical"]],
-        number(min(found["first_differences"] or (), default=None), 0),
+        _same(found),
     ]
+
+
+def _same(found: dict[str, Any]) -> str:
+    """Whether the answers are the reference's; if not, how many differ and the first token that does."""
+    if found["identical"] is None:
+        return "-"
+    differences = found["first_differences"]
+    return f"{len(differences)}/{found['prompts']} no, @{min(differences)}" if differences else "yes"
 
 
 def _print_datasets(temperature: str, result: dict[str, Any]) -> None:

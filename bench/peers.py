@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import peer_llama
@@ -42,15 +43,15 @@ def _llama(name: str, threads: int | None) -> Arm:
 
 ARMS = (
     *peer_ours.arms(),
-    Arm("transformers-float32-loop", "transformers", partial(peer_torch.open_loop, dtype=FP32)),
-    Arm("transformers-float32-generate", "transformers", partial(peer_torch.open_generate, dtype=FP32)),
-    Arm("transformers-bfloat16-loop", "transformers", partial(peer_torch.open_loop, dtype=BF16)),
-    Arm("transformers-bfloat16-generate", "transformers", partial(peer_torch.open_generate, dtype=BF16)),
+    Arm("transformers-fp32-loop", "transformers", partial(peer_torch.open_loop, dtype=FP32)),
+    Arm("transformers-fp32-generate", "transformers", partial(peer_torch.open_generate, dtype=FP32)),
+    Arm("transformers-bf16-loop", "transformers", partial(peer_torch.open_loop, dtype=BF16)),
+    Arm("transformers-bf16-generate", "transformers", partial(peer_torch.open_generate, dtype=BF16)),
     _llama("llama.cpp-1", 1),
     _llama("llama.cpp-all", None),
-    Arm("dflash-float32-4", "dflash", partial(peer_torch.open_dflash, dtype=FP32, width=4)),
-    Arm("dflash-float32-8", "dflash", partial(peer_torch.open_dflash, dtype=FP32, width=8)),
-    Arm("dflash-bfloat16-8", "dflash", partial(peer_torch.open_dflash, dtype=BF16, width=8)),
+    Arm("dflash-fp32-4", "dflash", partial(peer_torch.open_dflash, dtype=FP32, width=4)),
+    Arm("dflash-fp32-8", "dflash", partial(peer_torch.open_dflash, dtype=FP32, width=8)),
+    Arm("dflash-bf16-8", "dflash", partial(peer_torch.open_dflash, dtype=BF16, width=8)),
 )
 
 
@@ -100,7 +101,11 @@ def run(
     temperature: Sequence[float] | None = None,
     arms: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Measure; the report of `peer_report.build_report` with what was measured, skipped and probed."""
+    """Measure; the report of `peer_report.build_report` with what was measured, skipped and probed.
+
+    `load_before` is the machine's one-minute load average before the first arm opens: with other work on the
+    cores, the figures are that work's too.
+    """
     chosen = choose_arms(arms, ARMS)
     for value in temperature or ():
         SamplingParams(temperature=value)  # refuses what no arm can serve before hours are spent
@@ -108,16 +113,19 @@ def run(
     budget = max_new_tokens or (32 if quick else 128)
     temperatures = list(dict.fromkeys(temperature or ([0.0] if quick else [0.0, 1.0])))
     setup, requests = prepare(texts, temperatures, budget, threads or torch.get_num_threads())
+    load = psutil.getloadavg()[0]
     decoders, skipped = open_arms(chosen, setup)
     measured = [arm for arm in chosen if arm.name in decoders]
+    probes = {arm.name: arm.probe(setup) for arm in measured if arm.probe}
     report = build_report(measure(requests, decoders), measured)
     settings = {"prompts": len(texts), "max_new_tokens": budget, "temperatures": temperatures}
     return {
         **report,
         "settings": {**settings, "threads": setup.threads, "target": setup.gguf.name},
+        "load_before": load,
         "families": {arm.name: arm.family for arm in measured},
         "skipped": skipped,
-        "probes": {arm.name: arm.probe(setup) for arm in measured if arm.probe},
+        "probes": probes,
         "peers": {package: _version(package) for package in PACKAGES},
     }
 

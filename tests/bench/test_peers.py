@@ -103,7 +103,7 @@ def test_phases_are_seconds_per_step():
     assert found["phase_s"] == {"draft": pytest.approx(0.1), "verify": pytest.approx(0.4)}
 
 
-def test_report_by_temperature_and_dataset(install):
+def test_report_by_temperature_and_dataset(install, capsys):
     sampled = wrong_at(1, lambda request: request.temperature == 1)
     install(
         arm("plain", Fake()),
@@ -123,6 +123,8 @@ def test_report_by_temperature_and_dataset(install):
     assert (greedy["slow"]["identical"], greedy["slow"]["first_differences"]) == (False, [3] * 4)
     assert {(d["arm"], d["temperature"], d["token"]) for d in report["differences"]} == {("slow", 0.0, 3)}
     json.dumps(report, allow_nan=False)
+    peers.show(report)
+    assert "4/4 no, @3" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -188,7 +190,7 @@ def test_without_llama_cpp_or_dflash_their_arms_are_skipped(monkeypatch):
     assert not decoders and set(skipped) == {a.name for a in chosen}
     assert "pip install llama-cpp-python" in skipped["llama.cpp-1"]
     assert "one thread" in skipped["llama.cpp-all"]
-    assert "pip install --no-deps dflash" in skipped["dflash-float32-8"]
+    assert "pip install --no-deps dflash" in skipped["dflash-fp32-8"]
 
 
 def test_arms_take_turns_at_going_first():
@@ -207,7 +209,7 @@ def test_arms_by_name_and_family():
         return [a.name for a in peers.choose_arms(wanted, peers.ARMS)]
 
     assert names("llama.cpp") == ["plain", "llama.cpp-1", "llama.cpp-all"]
-    assert names("dflash-float32-8", "width-4") == ["plain", "width-4", "dflash-float32-8"]
+    assert names("dflash-fp32-8", "width-4") == ["plain", "width-4", "dflash-fp32-8"]
     assert len({a.name for a in peers.ARMS}) == len(peers.ARMS) == len(peers.choose_arms(None, peers.ARMS))
     with pytest.raises(ValueError, match="got 'vllm'"):
         names("plain", "vllm")
