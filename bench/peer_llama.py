@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from peer_types import Decode, Request, Run, Setup, Unavailable
 
@@ -47,10 +47,10 @@ class _Session:
             import llama_cpp
         except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"pip install llama-cpp-python ({error})") from error
-        self._lib: Any = llama_cpp
+        self._lib = lib = cast(Any, llama_cpp)
         length = max(setup.max_length, PROBE_CONTEXT + max(PROBE_WIDTHS))
         # Kept: it owns the context and frees it.
-        self._llama = llama_cpp.Llama(
+        self._llama = lib.Llama(
             str(setup.gguf),
             n_ctx=length,
             n_batch=length,
@@ -59,7 +59,7 @@ class _Session:
             verbose=False,
         )
         self._context = self._llama.ctx
-        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._memory = lib.llama_get_memory(self._context)
         self._eos = setup.eos
 
     def decode(self, request: Request) -> Run:
