@@ -54,6 +54,7 @@ def test_torch_arms_agree_and_stop_where_they_should(tiny):
             run = opened(setup(eos), dtype=torch.float32)(ask(count))
             assert run.token_ids == long.token_ids[:kept]
             assert run.first_token > 0 and run.decoding >= 0 and run.steps is None
+    assert run.decoded == 0 and run.decoding == 0  # of `generate`: one token is prefill's alone
 
 
 @pytest.mark.parametrize("name", ["open_loop", "open_generate"])
