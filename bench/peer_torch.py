@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils.logging import disable_progress_bar
 
 from blockpilot import bundled
 from peer_types import Decode, Request, Run, Setup, Unavailable
@@ -19,6 +20,7 @@ from peer_types import Decode, Request, Run, Setup, Unavailable
 def _load_target(setup: Setup, dtype: torch.dtype) -> Any:
     folder, name = setup.gguf.parent, setup.gguf.name
     torch.set_num_threads(setup.threads)
+    disable_progress_bar()  # they would break this benchmark's own
     return AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).eval()
 
 
