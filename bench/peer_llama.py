@@ -26,20 +26,20 @@ def open_llama(setup: Setup, *, threads: int | None = None) -> Decode:
     """
     if threads is None and setup.threads == 1:
         raise Unavailable("one thread is the limit, and llama.cpp-1 has it")
-    return _session(setup, threads or setup.threads).decode
+    return _load(setup, threads or setup.threads).decode
 
 
 def probe_llama(setup: Setup, *, threads: int | None = None) -> dict[str, Any]:
     """Median seconds of a forward pass over 1 to 8 tokens whose logits are all wanted: one verify step."""
-    return {"forward_seconds": _session(setup, threads or setup.threads).forward_seconds()}
+    return {"forward_seconds": _load(setup, threads or setup.threads).forward_seconds()}
 
 
 @cache
-def _session(setup: Setup, threads: int) -> _Session:
-    return _Session(setup, threads)
+def _load(setup: Setup, threads: int) -> _Llama:
+    return _Llama(setup, threads)
 
 
-class _Session:
+class _Llama:
     """A model and its context; one sequence at a time."""
 
     def __init__(self, setup: Setup, threads: int) -> None:

@@ -143,9 +143,9 @@ class Script(ModuleType):
 def script(monkeypatch):
     played = Script()
     monkeypatch.setitem(sys.modules, "llama_cpp", played)
-    peer_llama._session.cache_clear()
+    peer_llama._load.cache_clear()
     yield played
-    peer_llama._session.cache_clear()
+    peer_llama._load.cache_clear()
 
 
 def test_llama_feeds_the_prompt_then_each_token(script):
