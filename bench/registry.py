@@ -1,7 +1,8 @@
 """The benchmarks, one line each.
 
 A benchmark is a module beside this file with `run(quick) -> report`, a JSON-ready dict that holds at least
-`ok`, and `show(report)`, which prints it for people.
+`ok`, and `show(report)`, which prints it for people. It may have `add_options(parser)`, whose options become
+keyword arguments of `run`, and `plot(report, path)`, which draws a PNG beside the JSON file.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BENCHMARKS = (
     Benchmark(
         "ops", "every kernel op on every backend here; results compared with the reference first", "ops"
     ),
+    Benchmark("peers", "bundled pair beside transformers, llama.cpp and dflash, interleaved", "peers"),
     Benchmark(
         "accuracy", "weight formats against float32: logits, KL, top-1, perplexity on 20k tokens", "accuracy"
     ),
