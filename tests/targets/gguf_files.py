@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from blockpilot.targets.gguf import gguf_name
+from blockpilot.targets.gguf_load import gguf_name
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48,

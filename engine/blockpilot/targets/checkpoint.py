@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def load_checkpoint(source: str | Path) -> Checkpoint:
     """
     path = hub.resolve(source)
     if path.is_file():
-        from blockpilot.targets.gguf import load_gguf
+        from blockpilot.targets.gguf_load import load_gguf
 
         return load_gguf(path)
     config = _folder_config(path)
@@ -121,17 +121,32 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]
         yield HEAD, (c.vocab_size, c.hidden_size)
 
 
-def fingerprint(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
+@dataclass(frozen=True)
+class Sample:
+    """What a fingerprint looks at: shape, dtype, size in bytes, and a reader of byte ranges."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    size: int
+    read: Callable[[int, int], bytes]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Sample:
+        """A tensor in memory."""
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return cls(tuple(tensor.shape), tensor.dtype, len(data), lambda a, b: data[a:b].tobytes())
+
+
+def fingerprint(config: ModelConfig, tensors: Mapping[str, Tensor | Sample]) -> str:
     """Hex SHA-256 of the config and of each tensor's name, shape, dtype and 16 spread runs of 32 bytes."""
     digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        last = max(len(data) - _SAMPLE_BYTES, 0)
-        starts = [last * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        for start in starts:
-            digest.update(data[start : start + _SAMPLE_BYTES].numpy().tobytes())
+        found = tensors[name]
+        sample = Sample.of(found) if isinstance(found, Tensor) else found
+        last = max(sample.size - _SAMPLE_BYTES, 0)
+        digest.update(f"{name} {sample.shape} {sample.dtype}".encode())
+        for start in (last * i // (_SAMPLES - 1) for i in range(_SAMPLES)):
+            digest.update(sample.read(start, min(start + _SAMPLE_BYTES, sample.size)))
     return digest.hexdigest()
 
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from blockpilot.targets.checkpoint import Checkpoint, CheckpointError, expected_tensors, fingerprint
-from blockpilot_kernels.packed_decoder import Blocks
+from blockpilot.targets.checkpoint import CheckpointError
 
-Item = TypeVar("Item")
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
@@ -31,22 +28,6 @@ MAX_DIMS = 4
 # Metadata types by number: u8, i8, u16, i16, u32, i32, f32, bool, string, array, u64, i64, f64.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), (f"<{c}" for c in "BbHhIif?Qqd"), strict=True))
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 @dataclass(frozen=True)
@@ -67,24 +48,6 @@ class GGUFFile:
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
     data: Bytes
-
-
-class OnDemand(Mapping[str, Item]):
-    """A mapping whose values are made anew on each access and never kept."""
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], Item]) -> None:
-        self._names, self._make = tuple(names), make
-
-    def __getitem__(self, name: str) -> Item:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class _Cursor:
@@ -221,53 +184,6 @@ def _placed(cursor: _Cursor, alignment: Any, tensors: dict[str, GGUFTensor]) -> 
     return placed
 
 
-def load_gguf(path: Path) -> Checkpoint:
-    """Load a `.gguf` file of F32, F16, BF16, Q8_0, Q4_0 or Q4_1 tensors as float32 under HF names.
-
-    Raises:
-        CheckpointError: a damaged file, another architecture or tensor type, or tensors that do not fit the
-            metadata.
-    """
-    from blockpilot.targets.gguf_config import model_config
-
-    file = read_gguf(path)
-    config = model_config(file)
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if config.family == "llama" else {}
-    shapes = dict(expected_tensors(config))
-    found = {name: find_tensor(file, gguf_name(name), shape) for name, shape in shapes.items()}
-
-    def rows(name: str, tensor: Tensor) -> Tensor:
-        """Rotary rows in HF order."""
-        split = heads.get(name.split(".")[-2])
-        return tensor if split is None else _half_split_rows(tensor, split)
-
-    def floats(name: str) -> Tensor:
-        return rows(name, read_tensor(file, gguf_name(name), shapes[name]))
-
-    def blocks(name: str) -> Blocks:
-        tensor = found[name]
-        raw = torch.from_numpy(file.data[tensor.offset : tensor.offset + tensor.nbytes].copy())
-        return Blocks(tensor.type.name, rows(name, raw.view(tensor.shape[0], tensor.shape[1] // 32, -1)))
-
-    tensors = OnDemand(shapes, floats)
-    sizes = {n: t.nbytes for n, t in found.items() if t.type.name in BLOCK_TYPES and len(t.shape) == 2}
-    known = {"rope_freqs.weight", *map(gguf_name, shapes)}
-    if extra := sorted(file.tensors.keys() - known):
-        raise CheckpointError(f"{path}: expected only tensors its metadata describes, found also {extra[:5]}")
-    vocabulary = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
-    stored = OnDemand(sizes, blocks)
-    return Checkpoint(config, tensors, path, "gguf", fingerprint(config, tensors), vocabulary, stored, sizes)
-
-
-def gguf_name(name: str) -> str:
-    """The llama.cpp name of an HF tensor name."""
-    stem, _, kind = name.rpartition(".")
-    if not stem.startswith("model.layers."):
-        return f"{_NAMES[stem]}.{kind}"
-    layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_NAMES[part]}.{kind}"
-
-
 def find_tensor(file: GGUFFile, name: str, shape: tuple[int, ...]) -> GGUFTensor:
     """Where a tensor of the expected shape lies.
 
@@ -317,9 +233,3 @@ def dequantize(raw: Bytes, kind: str) -> Floats:
     if kind == "Q4_1":
         values += halves[:, 1:]
     return values.reshape(-1)
-
-
-def _half_split_rows(tensor: Tensor, heads: int) -> Tensor:
-    """Undo llama.cpp's pairing of rotary rows: (2i, 2i + 1) of each head back to (i, i + head_dim / 2)."""
-    pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()
