@@ -42,7 +42,9 @@ class CppDFlashDrafter(DFlashDrafter):
     def _build(self, checkpoint: DFlashCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
         tensors = dict(checkpoint.tensors.items())
-        packed = Weights(target.dtype)
+        packed = Weights(
+            target.dtype, sum(t.numel() for t in tensors.values()) * target.dtype.itemsize + (1 << 20)
+        )
         get = stored_or_float(tensors, {}, "dense")
         if target.weights != "dense":
             get = in_bytes(get)

@@ -102,7 +102,8 @@ class CppTarget:
     def _pack(self, checkpoint: Checkpoint, weights: str) -> None:
         c, tensors = self.config, checkpoint.tensors
         get = stored_or_float(tensors, checkpoint.blocks, weights)
-        packed = Weights(self.dtype)
+        size = packed_bytes(checkpoint, weights, self.dtype)
+        packed = Weights(self.dtype, size + size // 16 + (1 << 20))  # rows are padded to whole panels
         self.geometry = Geometry(
             c.hidden_size,
             c.num_heads,

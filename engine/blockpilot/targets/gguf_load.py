@@ -104,15 +104,17 @@ class StoredTensors:
     def _rows(self, name: str, index: np.ndarray) -> np.ndarray:
         """Stored bytes of HF rows, [rows, bytes]."""
         tensor = self.found[name]
-        stored = self.file.data[tensor.offset : tensor.offset + tensor.nbytes].reshape(
-            self.shapes[name][0], -1
-        )
+        width = tensor.nbytes // self.shapes[name][0]
         heads = self._paired.get(name.split(".")[-2])
         if heads is not None:
             size = self.shapes[name][0] // heads
             head, half, pair = index // size, index % size // (size // 2), index % (size // 2)
             index = head * size + 2 * pair + half
-        return stored[index]
+        first = int(index.min())
+        # Read, not mapped: mapped pages would count as memory of the process.
+        count = (int(index.max()) - first + 1) * width
+        near = np.fromfile(self.file.path, np.uint8, count, offset=tensor.offset + first * width)
+        return near.reshape(-1, width)[index - first]
 
 
 def load_gguf(path: Path) -> Checkpoint:

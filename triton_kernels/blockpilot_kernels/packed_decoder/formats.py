@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PANEL, BLOCK, UNIT = 16, 32, 32
+_PIECE = 64 * UNIT  # rows packed at a time
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
 _HEADS = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}  # bytes of scale and offset before a block's codes
 _CODES = {"Q8_0": 32, "Q4_0": 16, "Q4_1": 16}
@@ -91,17 +92,29 @@ def interleaved_rows(intermediate: int) -> Tensor:
     return torch.stack([gate, up], 1).flatten()
 
 
-def pack(matrix: Matrix, dtype: torch.dtype) -> tuple[str, Tensor]:
-    """The format's name and the packed bytes [n] uint8; floats are stored as `dtype`."""
-    if isinstance(matrix, Blocks):
-        return matrix.kind, _pack_blocks(matrix)
-    if dtype not in (torch.float32, torch.bfloat16):
+def pack(matrix: Matrix, dtype: torch.dtype) -> tuple[str, int, Iterator[Tensor]]:
+    """A matrix in the decoder's layout; floats are stored as `dtype`.
+
+    Returns:
+        the format's name, the size in bytes, and the bytes [n] uint8 piece by piece, so that packing needs little
+        memory beside the result.
+    """
+    if not isinstance(matrix, Blocks) and dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype: expected torch.float32 or torch.bfloat16, got {dtype}")
-    n, k = matrix.shape
-    padded = F.pad(matrix.to(dtype), (0, -k % BLOCK, 0, -n % UNIT))
-    panels = padded.view(-1, PANEL, padded.shape[1] // BLOCK, BLOCK).permute(0, 2, 3, 1)
+    rows, columns = (-(-n // UNIT) * UNIT for n in matrix.shape)
+    if isinstance(matrix, Blocks):
+        width = matrix.data.shape[2]
+        pieces = (_pack_blocks(Blocks(matrix.kind, part)) for part in matrix.data.split(_PIECE))
+        return matrix.kind, rows * columns // BLOCK * width, pieces
     name = "F32" if dtype == torch.float32 else "BF16"
-    return name, panels.contiguous().view(torch.uint8).flatten()
+    return name, rows * columns * dtype.itemsize, (_pack_floats(p, dtype) for p in matrix.split(_PIECE))
+
+
+def _pack_floats(part: Tensor, dtype: torch.dtype) -> Tensor:
+    n, k = part.shape
+    padded = F.pad(part.to(dtype), (0, -k % BLOCK, 0, -n % UNIT))
+    panels = padded.view(-1, PANEL, padded.shape[1] // BLOCK, BLOCK).permute(0, 2, 3, 1)
+    return panels.contiguous().view(torch.uint8).flatten()
 
 
 def _pack_blocks(blocks: Blocks) -> Tensor:

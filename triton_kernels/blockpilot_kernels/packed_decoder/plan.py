@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,40 +20,50 @@ class Weights:
     """One byte tensor that grows while matrices and norms are added to it.
 
     Attributes:
-        dtype: how float matrices are stored. formats: bytes by format name.
+        dtype: how float matrices are stored. room: bytes to set aside at first; more are found when needed, at
+            the price of a copy. formats: bytes by format name.
     """
 
     dtype: torch.dtype
+    room: int = 1 << 20
     formats: dict[str, int] = field(default_factory=dict)
-    _parts: list[Tensor] = field(default_factory=list)
     _size: int = 0
+
+    def __post_init__(self) -> None:
+        self._bytes = torch.empty(self.room, dtype=torch.uint8)
 
     def linear(self, matrix: Matrix, bias: Tensor | None = None) -> Record:
         """Add [N, K] and an optional bias [N]; returns its record: blob, format, N, K, offset, bias offset."""
-        name, data = pack(matrix, self.dtype)
-        self.formats[name] = self.formats.get(name, 0) + data.numel()
+        name, size, pieces = pack(matrix, self.dtype)
+        self.formats[name] = self.formats.get(name, 0) + size
         rows, columns = matrix.shape
-        at = self._add(data)
+        at = self._add(size, pieces)
         return 0, FORMATS.index(name), rows, columns, at, self.vector(bias)
 
     def vector(self, values: Tensor | None) -> int:
         """Add a float32 vector; returns its offset, −1 for None."""
-        return -1 if values is None else self._add(values.float().contiguous().view(torch.uint8).flatten())
+        if values is None:
+            return -1
+        data = values.float().contiguous().view(torch.uint8).flatten()
+        return self._add(data.numel(), [data])
 
     def blob(self) -> Tensor:
         """All bytes in one tensor; nothing may be added afterwards."""
-        whole = torch.zeros(self._size, dtype=torch.uint8)
-        at = 0
-        for part in self._parts:
-            whole[at : at + part.numel()] = part
-            at += -(-part.numel() // _ALIGN) * _ALIGN
-        self._parts.clear()
-        return whole
+        return self._bytes[: self._size]
 
-    def _add(self, data: Tensor) -> int:
-        at = self._size
-        self._parts.append(data)
-        self._size += -(-data.numel() // _ALIGN) * _ALIGN
+    def _add(self, size: int, pieces: Iterable[Tensor]) -> int:
+        at, end = self._size, self._size + size
+        self._size = -(-end // _ALIGN) * _ALIGN
+        if self._size > len(self._bytes):
+            larger = torch.empty(self._size + self._size // 2, dtype=torch.uint8)
+            larger[:at] = self._bytes[:at]
+            self._bytes = larger
+        to = at
+        for piece in pieces:
+            self._bytes[to : to + piece.numel()] = piece
+            to += piece.numel()
+        assert to == end
+        self._bytes[end : self._size] = 0
         return at
 
 
