@@ -8,6 +8,7 @@
 
 #include "checks.h"
 #include "isa.h"
+#include "pool.h"
 
 namespace blockpilot {
 namespace {
@@ -94,7 +95,7 @@ std::tuple<at::Tensor, at::Tensor> choose(const at::Tensor& logits, const std::o
   int64_t* ids_out = ids.mutable_data_ptr<int64_t>();
   bool* finite_out = finite.mutable_data_ptr<bool>();
   const RowKernels& kernels = *current_isa().rows;
-  at::parallel_for(0, rows, rows_a_thread(vocab),
+  parallel_chunks(at::get_num_threads(), rows, rows_a_thread(vocab),
                    [&](int64_t begin, int64_t end) { work.run(kernels, begin, end, ids_out, finite_out); });
   return {ids, finite};
 }

@@ -4,6 +4,7 @@
 
 #include "checks.h"
 #include "isa.h"
+#include "pool.h"
 
 namespace blockpilot {
 namespace {
@@ -20,7 +21,7 @@ at::Tensor noise_rows(const at::Tensor& seed, const at::Tensor& position, int64_
   const int64_t* s = seeds.const_data_ptr<int64_t>();
   const int64_t* p = positions.const_data_ptr<int64_t>();
   T* o = out.mutable_data_ptr<T>();
-  at::parallel_for(0, rows, rows_a_thread(vocab), [&](int64_t begin, int64_t end) {
+  parallel_chunks(at::get_num_threads(), rows, rows_a_thread(vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) row(s[r], p[r], vocab, o + r * vocab);
   });
   return out;

@@ -33,7 +33,14 @@ class Factory:
 
 
 def run(path, count=10, factory=None, items=None, **options):
-    options = {"window": WINDOW, "max_new_tokens": 12, "batch": 4, "progress": False, **options}
+    options = {
+        "window": WINDOW,
+        "max_new_tokens": 12,
+        "batch": 4,
+        "replay": False,
+        "progress": False,
+        **options,
+    }
     return label_prompts(factory or Factory(), items or prompts(count), output=path, **options)
 
 

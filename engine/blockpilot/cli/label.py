@@ -47,6 +47,14 @@ RawLogitsOption = Annotated[
     bool, typer.Option("--raw-logits", help="Keep whole logit rows, for policies that read them.")
 ]
 
+ReplayOption = Annotated[
+    bool,
+    typer.Option(
+        "--replay/--no-replay",
+        help="Decode one width and replay the answer at the others, or decode at every width.",
+    ),
+]
+
 
 def run(
     output: Annotated[Path, typer.Option("--output", "-o", help="Label file; an existing one is continued.")],
@@ -60,6 +68,7 @@ def run(
     temperature: TemperatureOption = 0.0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts of a generate call.")] = 16,
     raw_logits: RawLogitsOption = False,
+    replay: ReplayOption = True,
     dtype: DTypeOption = "float32",
     weights: WeightsOption = "auto",
     device: DeviceOption = "cpu",
@@ -91,6 +100,7 @@ def run(
         seed=seed,
         batch=batch,
         raw_logits=raw_logits,
+        replay=replay,
     )
     report = {key: getattr(summary, key) for key in JSON_KEYS} | {"path": str(summary.path)}
     emit_json(report) if json else _print(report)

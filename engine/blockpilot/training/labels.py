@@ -1,7 +1,7 @@
-"""Labels: decode every prompt once per width and keep what each width was worth (arXiv 2606.31315).
+"""Labels: what each width is worth for a prompt, from one decoded answer and its replays (arXiv 2606.31315).
 
-The runs of a prompt differ in width only, so they must give the same ids: every labelled prompt is a check of
-exactness.
+The runs of a prompt differ in width only, so they must give the same ids. Without replays every width is decoded
+in full, and every labelled prompt is a check of exactness.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from blockpilot.policies.contract import BlockPolicy, check_window
 from blockpilot.training.label_rows import label_rows, text_hash, usable
 from blockpilot.training.label_store import LabelStore
 from blockpilot.training.recorder import Capture, Recorder
+from blockpilot.training.replay import Answer, RecordingTarget, ReplayTarget, standing_in
 
 if TYPE_CHECKING:
     from blockpilot.llm import LLM
@@ -60,6 +61,7 @@ class _Run:
     temperature: float
     seed: int
     raw_logits: bool
+    replay: bool
 
 
 def label_prompts(
@@ -73,6 +75,7 @@ def label_prompts(
     seed: int = 0,
     batch: int = 16,
     raw_logits: bool = False,
+    replay: bool = True,
     progress: bool = True,
 ) -> LabelSummary:
     """Labels prompts into a JSONL file (`label_store`); an existing file of the same settings is continued.
@@ -86,6 +89,8 @@ def label_prompts(
         output: label file.
         temperature, seed: sampling; a prompt's own seed depends on `seed` and its id, not on its place.
         batch: prompts per `generate` call; rows are written after each.
+        replay: decode at the first width only and replay the answer at the others, which gives the same labels for
+            a fraction of the work; False decodes at every width and so checks that they agree.
         raw_logits: also keep the last-position logits, 4·V bytes a prompt, for full predictors.
         progress: bar with the time left, on stderr.
 
@@ -95,7 +100,7 @@ def label_prompts(
     """
     if max_new_tokens < 2 or batch < 1:
         raise ValueError(f"expected max_new_tokens >= 2 and batch >= 1, got {max_new_tokens} and {batch}")
-    run = _Run(check_window(tuple(window)), max_new_tokens, temperature, seed, raw_logits)
+    run = _Run(check_window(tuple(window)), max_new_tokens, temperature, seed, raw_logits, replay)
     hashes = _hashes(prompts)
     recorder = Recorder(run.window)
     llm = llm_factory(recorder)
@@ -179,7 +184,8 @@ def _decode(
 ) -> tuple[list[list[Output]], Capture]:
     """Outputs by width, then by prompt, and what the policy saw."""
     texts = [p["prompt"] for p in chunk]
-    outputs = []
+    outputs: list[list[Output]] = []
+    answers: list[Answer] = []
     capture = None
     for width in run.window:
         first = capture is None
@@ -195,12 +201,29 @@ def _decode(
         ]
         if first:
             recorder.start()
-        outputs.append(llm.generate(texts, params))
+        if not run.replay:
+            outputs.append(llm.generate(texts, params))
+        elif first:
+            outputs.append(_record(llm, texts, params, answers))
+        else:
+            with standing_in(llm, ReplayTarget(llm.target, answers)):
+                outputs.append(llm.generate(texts, params))
         if first:
             capture = recorder.stop()
         advance(len(chunk))
     assert capture is not None  # a window has at least one width
     return outputs, capture
+
+
+def _record(llm: LLM, texts: list[str], params: list[SamplingParams], answers: list[Answer]) -> list[Output]:
+    """Decodes, and fills `answers` for the replays."""
+    recording = RecordingTarget(llm.target, params[0].max_new_tokens or 0)
+    with standing_in(llm, recording):
+        outputs = llm.generate(texts, params)
+    for answer, output in zip(recording.answers, outputs, strict=True):
+        answer.finish(output.token_ids)
+    answers += recording.answers
+    return outputs
 
 
 def _seed(seed: int, prompt_id: str) -> int:

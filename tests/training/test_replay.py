@@ -1,0 +1,56 @@
+"""Replayed labels are the labels of real decoding."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockpilot import LLM
+from blockpilot.training.label_store import read_labels
+from blockpilot.training.labels import label_prompts
+from blockpilot.training.replay import Answer, ReplayTarget
+from tests.engine.pair import write_tokenizer
+from tests.tiny import save_drafter, save_target
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_target(folder / "target", vocab=48, eos_token_id=1)
+    write_tokenizer(target)
+    return target, save_drafter(folder / "drafter", target, block_size=4, seed=1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("window", [(1, 2, 3, 4, 8), (3, 5)])
+def test_rows_equal_those_of_decoding_at_every_width(pair, tmp_path, window, temperature):
+    """The same prompt twice among them: with noise of its own, so with an answer of its own."""
+    texts = [LETTERS[i : i + 1 + i % 5] for i in range(10)] + ["ABC", "ABC"]
+    prompts = [{"id": f"p{i}", "family": f"f{i % 3}", "prompt": t} for i, t in enumerate(texts)]
+    found = {}
+    for replay in (True, False):
+        path = tmp_path / f"{replay}.jsonl"
+        label_prompts(
+            lambda policy: LLM(pair[0], drafter=pair[1], policy=policy, max_requests=3, max_length=64),
+            prompts,
+            window=window,
+            max_new_tokens=17,
+            temperature=temperature,
+            output=path,
+            batch=6,
+            replay=replay,
+            progress=False,
+        )
+        found[replay] = read_labels(path)
+    assert found[True] == found[False]
+    taus = [row["tau"] for row in found[True][1] if row["tau"][-1] is not None]
+    assert len({tuple(t) for t in taus}) > 3
+
+
+def test_another_order_is_refused(pair):
+    import torch
+
+    answer = Answer([3, 4], torch.zeros(48), torch.zeros(2, 8), 5)
+    with pytest.raises(RuntimeError, match="order"):
+        ReplayTarget(None, [answer]).prefill(0, [3, 5])
