@@ -20,6 +20,8 @@ class FakeLLM:
 
     chosen = 4
     fingerprint = "fake-target+fake-drafter"
+    weights = "dense"
+    drafter = None
     wrong: Callable[[str, int], bool] = staticmethod(lambda prompt, width: False)
     error: Exception | None = None
     interrupt_at: int | None = None

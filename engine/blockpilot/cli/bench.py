@@ -129,6 +129,8 @@ def compare(
         settings = _settings(engine, llm, arms, params, batch)
         store = Store(sidecar_of(output) if output else None, settings)
         _measure(llm, store, prompts, params, arms, batch)
+        if broken := int(getattr(llm.drafter, "non_finite", 0)):
+            note(f"{broken} drafts had logits that are not finite; try another dtype")
     report = build_report(prompts, store.records, arms)
     report |= {"settings": settings, "fingerprint": fingerprint(settings), "versions": versions()}
     report["hardware"] = hardware(engine.threads)
@@ -159,6 +161,7 @@ def _settings(
     machine, software = hardware(engine.threads), versions()
     return {
         **engine.to_dict(),
+        "weights": llm.weights,
         "pair": llm.fingerprint,
         "widths": [arm.name for arm in arms],
         "batch": batch,

@@ -74,7 +74,9 @@ def extension() -> Check:
 
     error = dispatch.extension_error()
     if error is None:
-        return Check("C++ extension", "ok", "loaded")
+        import torch
+
+        return Check("C++ extension", "ok", f"loaded, {torch.ops.blockpilot.isa()} kernels")
     fix = "install a C++17 compiler, then reinstall with BLOCKPILOT_REQUIRE_EXT=1 to see what stops the build"
     return Check("C++ extension", "missing", f"{error}; CPU ops run as the slower PyTorch reference", fix)
 
@@ -132,8 +134,9 @@ def row_independence() -> Check:
     """The property that exactness rests on: a row's bits do not depend on its neighbours, at any threads."""
     import torch
 
-    from blockpilot_kernels import tiled_linear
+    from blockpilot_kernels import dispatch, packed_decoder, tiled_linear
 
+    packed = dispatch.extension_error() is None
     before = torch.get_num_threads()
     failed = []
     try:
@@ -141,15 +144,18 @@ def row_independence() -> Check:
             torch.set_num_threads(threads)
             for dtype in (torch.float32, torch.bfloat16):
                 if not tiled_linear.row_independence(dtype=dtype):
-                    failed.append(f"{str(dtype).removeprefix('torch.')} at {threads} threads")
+                    failed.append(f"{str(dtype).removeprefix('torch.')} tiles at {threads} threads")
+            if packed:
+                failed += [f"{x} at {threads} threads" for x in packed_decoder.row_independence()]
     finally:
         torch.set_num_threads(before)
     if failed:
-        detail = f"rows of a 16-row tile depend on each other: {', '.join(failed)}"
+        detail = f"rows depend on each other: {', '.join(failed)}"
         return Check(
             "row independence", "failed", detail, "use another torch build; exactness is not promised here"
         )
-    return Check("row independence", "ok", f"16-row tiles, float32 and bfloat16, 1 to {before} threads")
+    what = "16-row tiles and packed weights" if packed else "16-row tiles"
+    return Check("row independence", "ok", f"{what}, float32 and bfloat16, 1 to {before} threads")
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -69,6 +69,10 @@ class DFlashDrafter:
 
     Raises:
         ValueError: a drafter made for another target, or a draft temperature that is not positive.
+
+    Attributes:
+        non_finite: [] int64, drafts so far whose logits were not finite (id 0 was proposed); above zero, the
+            drafter overflows in this dtype.
     """
 
     kind = "dflash"
@@ -92,6 +96,7 @@ class DFlashDrafter:
         self.window = tuple(range(1, 2 * c.block_size + 1))
         self._embedding, self._capacity = target.embedding, target.capacity
         self._build(checkpoint, target, max_requests)
+        self.non_finite = torch.zeros((), dtype=torch.long, device=target.device)
         columns = torch.arange(max(self.window) - 1, device=target.device)
         self._tokens = torch.zeros(max_requests + 1, len(columns), dtype=torch.long, device=target.device)
         self._parent = (columns - 1).expand_as(self._tokens)
@@ -268,7 +273,8 @@ class DFlashDrafter:
             early = state.length[slot] - 1 + head.column < state.free_from[slot]
             banned = torch.where(early[:, None], state.stop_ids[slot], -1)
         off = torch.zeros_like(temperature)
-        ids, _ = choose(
+        ids, finite = choose(
             logits, shared, temperature, torch.zeros_like(slot), off + 1, off, banned, filtered=False
         )
+        self.non_finite += (~finite & (head.column < state.effective[slot])).sum()
         return ids

@@ -1,0 +1,148 @@
+"""The packed decoder's ops; `packed_decoder` says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blockpilot_kernels import dispatch
+from blockpilot_kernels.packed_decoder.plan import ROUNDINGS, Record
+
+
+def decoder_forward(
+    weights: Sequence[Tensor],
+    plan: Tensor,
+    scalars: Sequence[float],
+    keys: Tensor,
+    values: Tensor,
+    rope: tuple[Tensor, Tensor],
+    tokens: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    extent: Tensor,
+    feature_layers: Sequence[int],
+    head_rows: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Embedding, every layer, final norm and head over the packed rows that exist.
+
+    A row's result depends on its token, position, slot and the keys it may see, bit for bit; not on the rows
+    beside it, on how many there are, or on the number of threads.
+
+    Args:
+        weights: byte tensors that the plan's records point into. plan: from `decoder_plan`.
+        scalars: RMS epsilon, factor on embeddings, factor on logits.
+        keys: [layers, slots, kv heads, C / 16, D, 16]; values: [layers, slots, kv heads, C, D padded to 16];
+            both float32 or bfloat16, written in place at the rows' positions.
+        rope: cos and sin, [positions, D / 2] float32.
+        tokens: [N] int64. rows: slot [N] int64, position [N] int64, exists [N] bool.
+        extent: [slots] int64 keys per slot after this pass.
+        feature_layers: hidden states to return (0 = embeddings, k = output of layer k − 1).
+        head_rows: [M] int64 rows whose logits are wanted.
+
+    Returns:
+        logits [M, V] float32, features [N, n·H] float32; 0 where a row does not exist.
+
+    Raises:
+        ValueError: a plan, shape, dtype, id or position out of range.
+    """
+    dispatch.count("decoder_forward", "cpp")
+    cos_sin = (rope[0], rope[1])
+    return torch.ops.blockpilot.decoder_forward(
+        list(weights),
+        plan,
+        list(scalars),
+        keys,
+        values,
+        *cos_sin,
+        tokens,
+        *rows,
+        extent,
+        list(feature_layers),
+        head_rows,
+    )
+
+
+def context_append(
+    weights: Sequence[Tensor],
+    plan: Tensor,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    rope: tuple[Tensor, Tensor],
+    features: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write a DFlash drafter's context keys and values of target features (arXiv 2602.06036).
+
+    Args:
+        weights, keys, values, rope, rows: as in `decoder_forward`. plan: from `context_plan`.
+        features: [N, n·H] float32.
+
+    Raises:
+        ValueError: as in `decoder_forward`.
+    """
+    dispatch.count("context_append", "cpp")
+    torch.ops.blockpilot.context_append(list(weights), plan, eps, keys, values, *rope, features, *rows)
+
+
+def packed_linear(x: Tensor, weights: Tensor, record: Record, rounding: str = "none") -> Tensor:
+    """x [M, K] float32 · Wᵀ + b → [M, N] float32, for a matrix that `Weights.linear` packed.
+
+    Args:
+        rounding: of x: "none", "bfloat16", or "int8" (one scale per 32 columns; block formats only).
+    """
+    return torch.ops.blockpilot.packed_linear(x, weights, torch.tensor(record), ROUNDINGS[rounding])
+
+
+def weighted_rows(p: Tensor, weights: Tensor, record: Record) -> Tensor:
+    """p [R, N] float32 · W [N, K] → [R, K] float32: mean embeddings, for policies."""
+    return torch.ops.blockpilot.weighted_rows(p, weights, torch.tensor(record))
+
+
+if dispatch.extension_error() is None:
+
+    @torch.library.register_fake("blockpilot::decoder_forward")
+    def _(
+        weights: list[Tensor],
+        plan: Tensor,
+        scalars: list[float],
+        keys: Tensor,
+        values: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        tokens: Tensor,
+        slot: Tensor,
+        position: Tensor,
+        exists: Tensor,
+        extent: Tensor,
+        feature_layers: list[int],
+        head_rows: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        vocabulary = torch.library.get_ctx().new_dynamic_size()
+        hidden = torch.library.get_ctx().new_dynamic_size()
+        return cos.new_empty(len(head_rows), vocabulary), cos.new_empty(len(tokens), hidden)
+
+    @torch.library.register_fake("blockpilot::context_append")
+    def _(
+        weights: list[Tensor],
+        plan: Tensor,
+        eps: float,
+        keys: Tensor,
+        values: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        features: Tensor,
+        slot: Tensor,
+        position: Tensor,
+        exists: Tensor,
+    ) -> None:
+        return None
+
+    @torch.library.register_fake("blockpilot::packed_linear")
+    def _(x: Tensor, weights: Tensor, record: Tensor, rounding: int) -> Tensor:
+        return x.new_empty(len(x), torch.library.get_ctx().new_dynamic_size())
+
+    @torch.library.register_fake("blockpilot::weighted_rows")
+    def _(p: Tensor, weights: Tensor, record: Tensor) -> Tensor:
+        return p.new_empty(len(p), torch.library.get_ctx().new_dynamic_size())
