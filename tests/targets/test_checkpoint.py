@@ -15,16 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from blockpilot.errors import BlockPilotError
-from blockpilot.targets.checkpoint import (
-    INDEX,
-    WEIGHTS,
-    Checkpoint,
-    CheckpointError,
-    expected_tensors,
-    fingerprint,
-    load_checkpoint,
-)
+from blockpilot.targets.checkpoint import Checkpoint, expected_tensors, load_checkpoint
 from blockpilot.targets.config import ModelConfig
+from blockpilot.targets.stored import INDEX, WEIGHTS, CheckpointError, fingerprint
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -274,7 +267,7 @@ def test_config_errors_name_the_file(folder: Path) -> None:
 def test_fingerprint_depends_on_weights_config_and_names(pristine: Path) -> None:
     checkpoint: Checkpoint = load_checkpoint(pristine)
     config, tensors = checkpoint.config, checkpoint.tensors
-    assert checkpoint.fingerprint == fingerprint(config, dict(reversed(tensors.items())))
+    assert checkpoint.fingerprint == fingerprint(config, dict(reversed(list(tensors.items()))))
     seen = {checkpoint.fingerprint}
     for name in ("model.embed_tokens.weight", NORM):
         for at in (0, -1):  # the first and the last value are always in the sample

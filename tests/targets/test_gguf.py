@@ -12,9 +12,10 @@ from gguf import GGMLQuantizationType as Type
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from blockpilot.targets.checkpoint import CheckpointError, load_checkpoint
+from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.gguf import SUPPORTED_TYPES, read_gguf
 from blockpilot.targets.rope import inverse_frequencies
+from blockpilot.targets.stored import CheckpointError
 from tests.targets.gguf_files import SIZES, hf_weights, write_gguf
 
 

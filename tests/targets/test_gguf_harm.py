@@ -12,8 +12,9 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blockpilot.targets.checkpoint import CheckpointError, load_checkpoint
+from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.gguf import read_gguf
+from blockpilot.targets.stored import CheckpointError
 from tests.targets.gguf_files import crafted, entry, hf_weights, tensor_info, text, write_gguf
 
 UINT32, STRING, ARRAY = 4, 8, 9

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockpilot.targets.checkpoint import CheckpointError
+from blockpilot.targets.stored import CheckpointError
 from blockpilot.text import Tokenizer
 from blockpilot.text.gguf_vocab import adds_bos, build_backend, score_merges
 from tests.text.vocabularies import NORMAL, byte_level, sentencepiece, tokenizer

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import Unigram
 from transformers import AutoTokenizer
 
-from blockpilot.targets.checkpoint import CheckpointError
+from blockpilot.targets.stored import CheckpointError
 from blockpilot.text import Tokenizer, load_tokenizer
 from blockpilot.text.sources import TokenizerParts
 from tests.text.vocabularies import byte_level, checkpoint, sentencepiece, tokenizer, transformers_tokenizer

@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from blockpilot import bundled
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.targets import hub
-from blockpilot.targets.checkpoint import (
-    FLOAT_TYPES,
+from blockpilot.targets.config import ModelConfig
+from blockpilot.targets.stored import (
     WEIGHTS,
     CheckpointError,
     StoredTensor,
+    check_stored,
     fingerprint,
     read_json,
+    read_tensor,
     stored_tensors,
 )
-from blockpilot.targets.config import ModelConfig
 
 CONFIG = "config.json"
 _DFLASH2_TENSOR = re.compile(r"attention_conv|mlp_conv|candidate_selector")
@@ -84,7 +84,7 @@ def load_dflash(folder: Path) -> DFlashCheckpoint:
     config = _parse(read_json(path), path)
     stored = stored_tensors(folder)
     _check_stored(config, stored, folder)
-    tensors = _read(stored)
+    tensors = {name: read_tensor(found, name) for name, found in stored.items()}
     return DFlashCheckpoint(config, tensors, folder, _fingerprint(config, tensors))
 
 
@@ -157,34 +157,12 @@ def _check_stored(config: DFlashConfig, stored: Mapping[str, StoredTensor], fold
             f"{folder}: DFlash 2 drafters are not supported (found tensor {second[0]}); use a DFlash drafter"
         )
     wanted = config.expected_tensors()
-    for name, shape in wanted.items():
-        found = stored.get(name)
-        if found is None:
-            raise CheckpointError(f"{folder}: tensor {name}: expected {list(shape)}, found nothing")
-        if found.shape != shape:
-            raise CheckpointError(
-                f"{found.file}: tensor {name}: expected {list(shape)}, found {list(found.shape)}"
-            )
-        if found.dtype not in FLOAT_TYPES:
-            raise CheckpointError(
-                f"{found.file}: tensor {name}: expected {', '.join(FLOAT_TYPES)}, found {found.dtype}"
-            )
+    check_stored(wanted, stored, folder)
     if extra := sorted(stored.keys() - wanted.keys()):
         raise CheckpointError(
             f"{stored[extra[0]].file}: tensor {extra[0]}: expected nothing by {CONFIG}, found "
             f"{list(stored[extra[0]].shape)} ({len(extra)} such tensors); config and weights disagree"
         )
-
-
-def _read(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in sorted({s.file for s in stored.values()}):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensors.update((n, opened.get_tensor(n)) for n, s in stored.items() if s.file == file)
-        except Exception as error:  # safetensors raises its own error type, straight from Rust
-            raise CheckpointError(f"{file}: {error}") from error
-    return tensors
 
 
 def _fingerprint(config: DFlashConfig, tensors: Mapping[str, Tensor]) -> str:

@@ -18,7 +18,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from blockpilot.targets.checkpoint import CheckpointError
+from blockpilot.targets.stored import CheckpointError
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from blockpilot.targets.checkpoint import CheckpointError
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.gguf import GGUFFile, read_tensor
+from blockpilot.targets.stored import CheckpointError
 
 # llama.cpp architecture → the family it is computed as.
 ARCHITECTURES = {"llama": "llama", "mistral3": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from blockpilot.targets.checkpoint import Checkpoint, CheckpointError, Sample, expected_tensors, fingerprint
+from blockpilot.targets.checkpoint import Checkpoint, expected_tensors
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.gguf import BLOCK_TYPES, GGUFFile, dequantize, find_tensor, read_gguf
 from blockpilot.targets.gguf_config import model_config
+from blockpilot.targets.stored import CheckpointError, OnDemand, Sample, fingerprint
 from blockpilot_kernels.packed_decoder import Blocks
 
-Item = TypeVar("Item")
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -33,24 +31,6 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-
-
-class OnDemand(Mapping[str, Item]):
-    """A mapping whose values are made anew on each access and never kept."""
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], Item]) -> None:
-        self._names, self._make = tuple(names), make
-
-    def __getitem__(self, name: str) -> Item:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class StoredTensors:

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from blockpilot.targets.checkpoint import CheckpointError, read_json
+from blockpilot.targets.stored import CheckpointError, read_json
 from blockpilot.text.gguf_vocab import adds_bos, build_backend
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
 
-from blockpilot.targets.checkpoint import CheckpointError
+from blockpilot.targets.stored import CheckpointError
 from blockpilot.text.chat import ChatTemplate, Message, checked, map_strings
 from blockpilot.text.control import ControlTwin
 from blockpilot.text.detokenizer import Detokenizer

@@ -1,0 +1,52 @@
+"""What a target says it needs, against what it takes; and that it says so before a weight is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import blockpilot.memory
+from blockpilot import LLM
+from blockpilot.errors import MemoryLimitError
+from blockpilot.targets import checkpoint as checkpoint_module
+from blockpilot.targets.checkpoint import load_checkpoint
+from blockpilot.targets.cpp_target import CppTarget, packed_bytes
+from blockpilot.targets.torch_target import TorchTarget
+from tests.engine.pair import tiny_folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_estimate_covers_what_is_held_and_not_much_more(dtype):
+    checkpoint = load_checkpoint(tiny_folder())
+    size = packed_bytes(checkpoint, "dense", dtype)
+    target = CppTarget(checkpoint, 4, 128, dtype, "dense")
+    held = len(target.blob) + sum(t.nbytes for t in (target.cache.k, target.cache.v))
+    room = CppTarget.memory_bytes(checkpoint.config, 4, 128, dtype, size) - size
+    assert size <= len(target.blob) <= 2 * size
+    assert held <= size + room
+    assert sum(t.nbytes for t in (target.cache.k, target.cache.v)) == target.cache.bytes_needed(
+        2, 4, 2, 128, 8, dtype
+    )
+
+
+def test_the_reference_holds_no_more_than_it_says():
+    checkpoint = load_checkpoint(tiny_folder())
+    target = TorchTarget(checkpoint, 4, 128)
+    linears = [target.head, *(p for x in target.layers for p in (x.qkv, x.out, x.gate_up, x.down))]
+    held = (
+        sum(p.bytes for p in linears)
+        + target.embedding.nbytes
+        + target.cache.k.nbytes
+        + target.cache.v.nbytes
+    )
+    assert held <= TorchTarget.memory_bytes(checkpoint.config, 4, 128, torch.float32)
+
+
+def test_no_weight_is_read_when_they_would_not_fit(monkeypatch):
+    def read(*arguments):
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr(blockpilot.memory, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(checkpoint_module, "read_tensor", read)
+    with pytest.raises(MemoryLimitError, match=r"needs \d+ MiB \(target"):
+        LLM(tiny_folder(), max_length=64)
