@@ -96,7 +96,7 @@ std::tuple<at::Tensor, at::Tensor> choose(const at::Tensor& logits, const std::o
   bool* finite_out = finite.mutable_data_ptr<bool>();
   const RowKernels& kernels = *current_isa().rows;
   parallel_chunks(at::get_num_threads(), rows, rows_a_thread(vocab),
-                   [&](int64_t begin, int64_t end) { work.run(kernels, begin, end, ids_out, finite_out); });
+                  [&](int64_t begin, int64_t end) { work.run(kernels, begin, end, ids_out, finite_out); });
   return {ids, finite};
 }
 

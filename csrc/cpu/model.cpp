@@ -65,8 +65,8 @@ void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, cons
       const int64_t key_at = head_start(cache, s, index, row.slot, kv, s.head_dim);
       const int64_t value_at = head_start(cache, s, index, row.slot, kv, cache.padded_dim);
       k.attend({qkv + i / s.heads * width + head * s.head_dim, offset(cache.keys, cache.bf16, key_at),
-                offset(cache.values, cache.bf16, value_at), cache.bf16, s.head_dim, cache.padded_dim, low, high,
-                scale, scores.data(), out + i * s.head_dim});
+                offset(cache.values, cache.bf16, value_at), cache.bf16, s.head_dim, cache.padded_dim, low,
+                high, scale, scores.data(), out + i * s.head_dim});
     }
   });
 }
@@ -125,8 +125,9 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const floa
   Arena& memory = arena();
   const Arena::Scope scope(memory);
   const int64_t room = (rows + k.tile_rows - 1) / k.tile_rows * k.tile_rows * blocks;
-  const Activations a = {memory.take<float>(int8 ? 0 : room * BLOCK), memory.take<int8_t>(int8 ? room * BLOCK : 0),
-                         memory.take<float>(int8 ? room : 0), memory.take<float>(room)};
+  const Activations a = {memory.take<float>(int8 ? 0 : room * BLOCK),
+                         memory.take<int8_t>(int8 ? room * BLOCK : 0), memory.take<float>(int8 ? room : 0),
+                         memory.take<float>(room)};
   parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) k.prepare(x + i * w.columns, w.columns, rounding, i, a);
   });
@@ -154,7 +155,8 @@ void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const 
   };
   const std::vector<float*> residual = row_pointers(x, rows, s.hidden);
   norm(layer.input_norm);
-  multiply(k, layer.qkv, s.rounding, normed, rows, row_pointers(qkv, rows, width).data(), Epilogue::STORE, threads);
+  multiply(k, layer.qkv, s.rounding, normed, rows, row_pointers(qkv, rows, width).data(), Epilogue::STORE,
+           threads);
   place_rows(k, s, layer, cache, index, pass, qkv);
   attend_rows(k, s, layer, cache, index, pass, qkv, mixed);
   multiply(k, layer.out, s.rounding, mixed, rows, residual.data(), Epilogue::ADD, threads);

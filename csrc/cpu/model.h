@@ -21,8 +21,8 @@ struct Shape {
   Rounding rounding;
 };
 
-// Keys [layer][slot][KV head][chunk of 16 positions][head dim][16], values [layer][slot][KV head][position][padded
-// head dim], float or bfloat16.
+// Keys [layer][slot][KV head][chunk of 16 positions][head dim][16], values [layer][slot][KV
+// head][position][padded head dim], float or bfloat16.
 struct Cache {
   void *keys, *values;
   bool bf16;

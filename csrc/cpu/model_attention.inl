@@ -68,7 +68,8 @@ static inline void mix(const AttendOne& a, int64_t from, float mass) {
   for (int64_t p = a.low; p < a.high; ++p) {
     const vf w = splat(a.scores[p]);
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) sum[v] = fma(w, load_kv<BF16>(a.values, p * a.padded_dim + from + v * LANES), sum[v]);
+    for (int v = 0; v < N; ++v)
+      sum[v] = fma(w, load_kv<BF16>(a.values, p * a.padded_dim + from + v * LANES), sum[v]);
   }
   for (int v = 0; v < N; ++v) {
     const vf mean = sum[v] / splat(mass);

@@ -1,4 +1,5 @@
-// The decoder's kernels for AVX2. Headers come first, at the baseline; only our own functions follow the pragma.
+// The decoder's kernels for AVX2. Headers come first, at the baseline; only our own functions follow the
+// pragma.
 #include <immintrin.h>
 
 #include "model_kernels.h"

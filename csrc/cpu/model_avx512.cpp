@@ -1,10 +1,12 @@
-// The decoder's kernels for AVX512. Headers come first, at the baseline; only our own functions follow the pragma.
+// The decoder's kernels for AVX512. Headers come first, at the baseline; only our own functions follow the
+// pragma.
 #include <immintrin.h>
 
 #include "model_kernels.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), \
+                             apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
 #endif

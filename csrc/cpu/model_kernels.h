@@ -19,11 +19,16 @@ constexpr int64_t UNIT = 2 * PANEL;
 
 inline int64_t block_bytes(Format format) {
   switch (format) {
-    case Format::F32: return 2048;
-    case Format::BF16: return 1024;
-    case Format::Q8_0: return 32 + 512;
-    case Format::Q4_0: return 32 + 256;
-    case Format::Q4_1: return 64 + 256;
+    case Format::F32:
+      return 2048;
+    case Format::BF16:
+      return 1024;
+    case Format::Q8_0:
+      return 32 + 512;
+    case Format::Q4_0:
+      return 32 + 256;
+    case Format::Q4_1:
+      return 64 + 256;
   }
   return 0;
 }
@@ -44,7 +49,8 @@ struct Linear {
 // (quantised formats only; the others take it unrounded).
 enum class Rounding : int64_t { NONE = 0, BF16 = 1, INT8 = 2 };
 
-// Rows prepared for products, in tiles of `tile_rows`: values zero padded, or codes; a sum and a scale per block.
+// Rows prepared for products, in tiles of `tile_rows`: values zero padded, or codes; a sum and a scale per
+// block.
 struct Activations {
   float* values;
   int8_t* codes;

@@ -1,12 +1,12 @@
 // Products with a packed matrix. A value's operations and their order depend on its own row and column alone:
-// each block of 32 columns is summed from zero, and the blocks are added in order. How many rows share a tile,
-// and whether a block was unpacked before, decide only what is loaded when.
+// each block of 32 columns is summed from zero, and the blocks are added in order. How many rows share a
+// tile, and whether a block was unpacked before, decide only what is loaded when.
 namespace blockpilot {
 namespace MODEL_ISA {
 
 constexpr int64_t VECTORS = PANEL / LANES;  // of a panel's 16 rows
 constexpr int64_t AHEAD_BYTES = 4096;
-constexpr int64_t ROW_CHUNK = 64;           // activations whose totals are kept while a panel is read
+constexpr int64_t ROW_CHUNK = 64;  // activations whose totals are kept while a panel is read
 
 static inline vf load(const float* p) {
   vf v;
@@ -29,7 +29,8 @@ static inline vf weight(const uint8_t* block, int64_t g, int64_t c, int64_t half
 }
 
 template <Format F>
-static inline void finish_block(const uint8_t* block, int64_t v, vf dot, float sum, float x_scale, vf* total) {
+static inline void finish_block(const uint8_t* block, int64_t v, vf dot, float sum, float x_scale,
+                                vf* total) {
   if (!is_quantised(F)) {
     *total = *total + dot;
     return;
@@ -38,11 +39,12 @@ static inline void finish_block(const uint8_t* block, int64_t v, vf dot, float s
   const vf scaled = scale * splat(x_scale);
   *total = fma(scaled, dot, *total);
   if (F == Format::Q4_0) *total = fma(scale, splat(-8.0f * sum), *total);
-  if (F == Format::Q4_1) *total = fma(load_half((const uint16_t*)block + PANEL + v * LANES), splat(sum), *total);
+  if (F == Format::Q4_1)
+    *total = fma(load_half((const uint16_t*)block + PANEL + v * LANES), splat(sum), *total);
 }
 
-// Activations lie in tiles of TILE_ROWS rows: values [block][column][row], codes [block][group][row][4 columns],
-// scales and sums [block][row].
+// Activations lie in tiles of TILE_ROWS rows: values [block][column][row], codes [block][group][row][4
+// columns], scales and sums [block][row].
 struct Tile {
   const float* values;
   const int8_t* codes;
@@ -60,7 +62,8 @@ static inline Tile tile_at(const Activations& a, int64_t blocks, int64_t row, in
 template <Format F>
 constexpr int64_t HALVES = F == Format::Q4_0 || F == Format::Q4_1 ? 2 : 1;
 
-// One block for M rows and P panels, float activations. `unpacked` holds [32][16] floats of one panel, or is null.
+// One block for M rows and P panels, float activations. `unpacked` holds [32][16] floats of one panel, or is
+// null.
 template <Format F, int M, int P, bool UNPACKED>
 static inline void float_block(const uint8_t* const* block, const float* unpacked, const Tile& x,
                                float (*total)[UNIT], int64_t panel) {
@@ -152,23 +155,58 @@ struct Totals {
 };
 
 // Calls CALL with M = the rows of each tile, at most TILE_ROWS, from `row` of `rows` on.
-#define FOR_ROW_TILES(CALL)                                                        \
-  for (int64_t row = 0; row < rows; row += TILE_ROWS) switch (rows - row) {        \
-      case 1: { constexpr int M = 1; CALL; break; }                                \
-      case 2: { constexpr int M = 2; CALL; break; }                                \
-      case 3: { constexpr int M = TILE_ROWS < 3 ? TILE_ROWS : 3; CALL; break; }    \
-      case 4: { constexpr int M = TILE_ROWS < 4 ? TILE_ROWS : 4; CALL; break; }    \
-      case 5: { constexpr int M = TILE_ROWS < 5 ? TILE_ROWS : 5; CALL; break; }    \
-      case 6: { constexpr int M = TILE_ROWS < 6 ? TILE_ROWS : 6; CALL; break; }    \
-      case 7: { constexpr int M = TILE_ROWS < 7 ? TILE_ROWS : 7; CALL; break; }    \
-      default: { constexpr int M = TILE_ROWS; CALL; break; }                       \
+#define FOR_ROW_TILES(CALL)                                                 \
+  for (int64_t row = 0; row < rows; row += TILE_ROWS) switch (rows - row) { \
+      case 1: {                                                             \
+        constexpr int M = 1;                                                \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
+      case 2: {                                                             \
+        constexpr int M = 2;                                                \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
+      case 3: {                                                             \
+        constexpr int M = TILE_ROWS < 3 ? TILE_ROWS : 3;                    \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
+      case 4: {                                                             \
+        constexpr int M = TILE_ROWS < 4 ? TILE_ROWS : 4;                    \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
+      case 5: {                                                             \
+        constexpr int M = TILE_ROWS < 5 ? TILE_ROWS : 5;                    \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
+      case 6: {                                                             \
+        constexpr int M = TILE_ROWS < 6 ? TILE_ROWS : 6;                    \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
+      case 7: {                                                             \
+        constexpr int M = TILE_ROWS < 7 ? TILE_ROWS : 7;                    \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
+      default: {                                                            \
+        constexpr int M = TILE_ROWS;                                        \
+        CALL;                                                               \
+        break;                                                              \
+      }                                                                     \
     }
 
-// Asks for the bytes of a block that comes later: the loads of a tile of several rows are too far apart for the
-// processor to look ahead enough by itself.
+// Asks for the bytes of a block that comes later: the loads of a tile of several rows are too far apart for
+// the processor to look ahead enough by itself.
 template <Format F>
 static inline void fetch_ahead(const uint8_t* block) {
-  constexpr int64_t BYTES = F == Format::F32 ? 2048 : F == Format::BF16 ? 1024 : F == Format::Q8_0 ? 544 : 320;
+  constexpr int64_t BYTES = F == Format::F32    ? 2048
+                            : F == Format::BF16 ? 1024
+                            : F == Format::Q8_0 ? 544
+                                                : 320;
   for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + AHEAD_BYTES + at);
 }
 
@@ -194,9 +232,11 @@ static void float_unit(const uint8_t* data, const Activations& a, int64_t blocks
       fetch_ahead<F>(block);
       if (rows > TILE_ROWS && F != Format::F32) {
         unpack<F>(block, unpacked);
-        FOR_ROW_TILES((float_block<F, M, 1, true>(&block, unpacked, tile_at(a, blocks, from + row, b), t.of + row, panel)));
+        FOR_ROW_TILES((float_block<F, M, 1, true>(&block, unpacked, tile_at(a, blocks, from + row, b),
+                                                  t.of + row, panel)));
       } else {
-        FOR_ROW_TILES((float_block<F, M, 1, false>(&block, nullptr, tile_at(a, blocks, from + row, b), t.of + row, panel)));
+        FOR_ROW_TILES((float_block<F, M, 1, false>(&block, nullptr, tile_at(a, blocks, from + row, b),
+                                                   t.of + row, panel)));
       }
     }
 }
@@ -234,8 +274,10 @@ static void multiply_unit(const Linear& w, bool int8, const uint8_t* data, const
                           int64_t rows, Totals& t) {
   const int64_t n = w.blocks();
   switch (w.format) {
-    case Format::F32: return float_unit<Format::F32>(data, a, n, from, rows, t);
-    case Format::BF16: return float_unit<Format::BF16>(data, a, n, from, rows, t);
+    case Format::F32:
+      return float_unit<Format::F32>(data, a, n, from, rows, t);
+    case Format::BF16:
+      return float_unit<Format::BF16>(data, a, n, from, rows, t);
     case Format::Q8_0:
       return int8 ? int8_unit<Format::Q8_0>(data, a, n, from, rows, t)
                   : float_unit<Format::Q8_0>(data, a, n, from, rows, t);

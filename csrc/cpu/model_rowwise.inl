@@ -1,12 +1,13 @@
-// Row-wise parts of a decoder layer. Sums run over lanes first and then over the lanes in order, so a row's bits
-// depend on the row alone.
+// Row-wise parts of a decoder layer. Sums run over lanes first and then over the lanes in order, so a row's
+// bits depend on the row alone.
 namespace blockpilot {
 namespace MODEL_ISA {
 
-// exp x, about 1 ulp; 0 below −87, +inf above 88.7, NaN stays. log 2 comes in two parts whose high one is exact.
+// exp x, about 1 ulp; 0 below −87, +inf above 88.7, NaN stays. log 2 comes in two parts whose high one is
+// exact.
 static inline vf exp_vector(vf x) {
   const vf lowest = splat(-87.0f), highest = splat(88.7f), shift = splat(12582912.0f);  // 1.5 · 2^23 rounds
-  const vi low = x < lowest, high = x > highest;
+  const vi low = x<lowest, high = x> highest;
   const vf c = (vf)(((vi)x & ~(low | high)) | ((vi)lowest & low) | ((vi)highest & high));
   const vf n = (c * splat(1.44269504f) + shift) - shift;
   const vf r = (c - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
@@ -80,13 +81,15 @@ static inline void quantise_block(const float* x, int8_t* codes, float* scale, f
   float top = largest[0];
   for (int64_t i = 1; i < LANES; ++i) top = largest[i] > top ? largest[i] : top;
   const float wrong = sum_lanes(bad), step = top / 127.0f + wrong;
-  const vf inverse = splat(top > 0x1p-120f && wrong == 0.0f ? 127.0f / top : 0.0f), shift = splat(12582912.0f);
+  const vf inverse = splat(top > 0x1p-120f && wrong == 0.0f ? 127.0f / top : 0.0f),
+           shift = splat(12582912.0f);
   vi total = {};
   for (int64_t j = 0; j < BLOCK; j += LANES) {
     vf v;
     __builtin_memcpy(&v, x + j, sizeof v);
     if (wrong != 0.0f) v = splat(0.0f);
-    const vi code = __builtin_convertvector((v * inverse + shift) - shift, vi);  // rounded to nearest, at most 127
+    const vi code =
+        __builtin_convertvector((v * inverse + shift) - shift, vi);  // rounded to nearest, at most 127
     total += code;
     const vb narrow = __builtin_convertvector(code, vb);
     __builtin_memcpy(codes + j, &narrow, sizeof narrow);
@@ -162,11 +165,16 @@ static void embed_row(const Linear& t, int64_t id, float scale, float* out) {
 
 static void embed(const Linear& table, int64_t id, float scale, float* out) {
   switch (table.format) {
-    case Format::F32: return embed_row<Format::F32>(table, id, scale, out);
-    case Format::BF16: return embed_row<Format::BF16>(table, id, scale, out);
-    case Format::Q8_0: return embed_row<Format::Q8_0>(table, id, scale, out);
-    case Format::Q4_0: return embed_row<Format::Q4_0>(table, id, scale, out);
-    case Format::Q4_1: return embed_row<Format::Q4_1>(table, id, scale, out);
+    case Format::F32:
+      return embed_row<Format::F32>(table, id, scale, out);
+    case Format::BF16:
+      return embed_row<Format::BF16>(table, id, scale, out);
+    case Format::Q8_0:
+      return embed_row<Format::Q8_0>(table, id, scale, out);
+    case Format::Q4_0:
+      return embed_row<Format::Q4_0>(table, id, scale, out);
+    case Format::Q4_1:
+      return embed_row<Format::Q4_1>(table, id, scale, out);
   }
 }
 

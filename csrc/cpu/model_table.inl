@@ -31,11 +31,21 @@ static void weighted_block(const Linear& t, const float* weights, int64_t b, flo
 
 static void weighted_rows(const Linear& table, const float* weights, int64_t begin, int64_t end, float* out) {
   for (int64_t b = begin; b < end; ++b) switch (table.format) {
-      case Format::F32: weighted_block<Format::F32>(table, weights, b, out); break;
-      case Format::BF16: weighted_block<Format::BF16>(table, weights, b, out); break;
-      case Format::Q8_0: weighted_block<Format::Q8_0>(table, weights, b, out); break;
-      case Format::Q4_0: weighted_block<Format::Q4_0>(table, weights, b, out); break;
-      case Format::Q4_1: weighted_block<Format::Q4_1>(table, weights, b, out); break;
+      case Format::F32:
+        weighted_block<Format::F32>(table, weights, b, out);
+        break;
+      case Format::BF16:
+        weighted_block<Format::BF16>(table, weights, b, out);
+        break;
+      case Format::Q8_0:
+        weighted_block<Format::Q8_0>(table, weights, b, out);
+        break;
+      case Format::Q4_0:
+        weighted_block<Format::Q4_0>(table, weights, b, out);
+        break;
+      case Format::Q4_1:
+        weighted_block<Format::Q4_1>(table, weights, b, out);
+        break;
     }
 }
 

@@ -42,8 +42,9 @@ bool spin_while(const Condition& waiting) {
   return true;
 }
 
-// The job and how many of its chunks are left share one word. A thread that wakes late sees either the job it may
-// help with or nothing left, so a new job may be written as soon as every chunk of the last one is finished.
+// The job and how many of its chunks are left share one word. A thread that wakes late sees either the job it
+// may help with or nothing left, so a new job may be written as soon as every chunk of the last one is
+// finished.
 class Pool {
  public:
   void run(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context) {
@@ -105,7 +106,9 @@ class Pool {
   }
 
   void wake() {
-    { std::lock_guard<std::mutex> lock(mutex_); }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+    }
     ready_.notify_all();
   }
 
@@ -118,7 +121,7 @@ class Pool {
   int64_t count_ = 0, grain_ = 1, job_ = 0;
 };
 
-std::mutex caller;              // one loop at a time
+std::mutex caller;  // one loop at a time
 std::atomic<Pool*> pool{nullptr};
 
 // A forked child has the pool but not its threads: it starts another and leaves the old one alone.

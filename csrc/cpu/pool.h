@@ -1,6 +1,7 @@
-// A small pool of threads for loops of microseconds. Every CPU op uses it, and none OpenMP: an OpenMP team goes on
-// spinning after its loop, on the cores that the next op's threads need. Chunks are taken from one counter, so a
-// thread that was descheduled delays its own chunk only; waiting threads spin for a bounded time and then sleep.
+// A small pool of threads for loops of microseconds. Every CPU op uses it, and none OpenMP: an OpenMP team
+// goes on spinning after its loop, on the cores that the next op's threads need. Chunks are taken from one
+// counter, so a thread that was descheduled delays its own chunk only; waiting threads spin for a bounded
+// time and then sleep.
 #pragma once
 #include <cstdint>
 
@@ -8,9 +9,9 @@ namespace blockpilot {
 
 using ChunkFunction = void (*)(void* context, int64_t begin, int64_t end);
 
-// Calls function(context, begin, end) for ranges of `grain` that cover [0, count), on at most `threads` threads,
-// the caller's among them. Returns when all are done. Calls from several threads, or from inside a chunk, run
-// one after another or serially.
+// Calls function(context, begin, end) for ranges of `grain` that cover [0, count), on at most `threads`
+// threads, the caller's among them. Returns when all are done. Calls from several threads, or from inside a
+// chunk, run one after another or serially.
 void run_chunks(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context);
 
 template <typename Body>

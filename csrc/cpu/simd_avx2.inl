@@ -21,8 +21,8 @@ static inline vf load_half(const uint16_t* p) {
   return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 }
 
-// A pair sum of nibble · signed byte is at most 2 · 15 · 127 = 3810 in size, so the eight of a block stay below
-// 2^15 and are added in 16 bits.
+// A pair sum of nibble · signed byte is at most 2 · 15 · 127 = 3810 in size, so the eight of a block stay
+// below 2^15 and are added in 16 bits.
 typedef __m256i Pairs;
 static inline Pairs dot_nibbles(vi codes, int32_t x, Pairs sum) {
   return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x)));

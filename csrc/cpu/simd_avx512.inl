@@ -21,8 +21,8 @@ static inline vf load_half(const uint16_t* p) {
   return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
 
-// A pair sum of nibble · signed byte is at most 2 · 15 · 127 = 3810 in size, so the eight of a block stay below
-// 2^15 and are added in 16 bits.
+// A pair sum of nibble · signed byte is at most 2 · 15 · 127 = 3810 in size, so the eight of a block stay
+// below 2^15 and are added in 16 bits.
 typedef __m512i Pairs;
 static inline Pairs dot_nibbles(vi codes, int32_t x, Pairs sum) {
   return _mm512_add_epi16(sum, _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(x)));
