@@ -43,6 +43,7 @@ def _llama(name: str, threads: int | None) -> Arm:
 
 ARMS = (
     *peer_ours.arms(),
+    *peer_ours.arms("int8-", weights="stored-int8"),
     Arm("transformers-fp32-loop", "transformers", partial(peer_torch.open_loop, dtype=FP32)),
     Arm("transformers-fp32-generate", "transformers", partial(peer_torch.open_generate, dtype=FP32)),
     Arm("transformers-bf16-loop", "transformers", partial(peer_torch.open_loop, dtype=BF16)),
