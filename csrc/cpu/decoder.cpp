@@ -18,6 +18,7 @@ namespace blockpilot {
 namespace {
 
 constexpr int64_t HEADER = 8, RECORD = 6, NORMS = 4, LAYER = 4 * RECORD + NORMS + 2;
+constexpr int64_t MOST = int64_t{1} << 28;  // rows or columns: the bytes of a matrix stay far below 2^63
 
 // Reads a plan: int64 words in the order that `blockpilot_kernels.packed_decoder.plan` writes them.
 class PlanReader {
@@ -45,8 +46,8 @@ class PlanReader {
     const int64_t blob = word(0, static_cast<int64_t>(blobs_.size()) - 1);
     Linear w;
     w.format = static_cast<Format>(word(0, 4));
-    w.rows = word(1, int64_t{1} << 31);
-    w.columns = word(1, int64_t{1} << 31);
+    w.rows = word(1, MOST);
+    w.columns = word(1, MOST);
     TORCH_CHECK_VALUE(rows < 0 || rows == w.rows, "plan: expected ", rows, " rows, got ", w.rows);
     TORCH_CHECK_VALUE(columns < 0 || columns == w.columns, "plan: expected ", columns, " columns, got ", w.columns);
     w.data = bytes(blob, word(0, INT64_MAX), w.units() * 2 * w.blocks() * block_bytes(w.format));
@@ -174,7 +175,6 @@ void run_head(const ModelKernels& k, const Shape& s, const Linear& head, const f
   std::vector<float*> to;
   for (int64_t i = 0; i < asked; ++i) {
     const int64_t row = head_rows.const_data_ptr<int64_t>()[i];
-    TORCH_CHECK_VALUE(0 <= row && row < n, "head_rows: expected 0 … ", n - 1, ", got ", row);
     float* out = logits.mutable_data_ptr<float>() + i * head.rows;
     const int64_t from = at[static_cast<std::size_t>(row)];
     if (from < 0) {
@@ -202,12 +202,21 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   const Shape& s = h.shape;
   const Linear embedding = reader.linear(-1, s.hidden), head = reader.linear(embedding.rows, s.hidden);
   const float* norm = reader.norm(s.hidden, false);
+  std::vector<Layer> layers;
+  for (int64_t i = 0; i < h.layers; ++i) layers.push_back(read_layer(reader, s));
+  reader.finish();
   const Cache cache = read_cache(keys, values, s, h.layers);
   const Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s);
   const int64_t n = slot.numel(), rows = static_cast<int64_t>(pass.rows.size());
   check_tensor("tokens", tokens, at::kLong, {n});
   check_tensor("head_rows", head_rows, at::kLong, {head_rows.numel()});
   const at::Tensor ids = tokens.contiguous(), asked = head_rows.contiguous();
+  for (int64_t i = 0; i < asked.numel(); ++i) {
+    const int64_t row = asked.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK_VALUE(0 <= row && row < n, "head_rows: expected 0 … ", n - 1, ", got ", row);
+  }
+  for (const int64_t state : feature_layers)
+    TORCH_CHECK_VALUE(0 <= state && state <= h.layers, "feature_layers: expected 0 … ", h.layers, ", got ", state);
 
   const ModelKernels& k = *current_isa().model;
   const Arena::Scope scope(arena());
@@ -229,10 +238,9 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   };
   keep(0);
   for (int64_t i = 0; i < h.layers; ++i) {
-    run_layer(k, s, read_layer(reader, s), cache, i, pass, x);
+    run_layer(k, s, layers[static_cast<std::size_t>(i)], cache, i, pass, x);
     keep(i + 1);
   }
-  reader.finish();
   at::Tensor logits = at::empty({asked.numel(), head.rows}, cos.options());
   run_head(k, s, head, norm, static_cast<float>(scalars[2]), pass, x, n, asked, logits);
   return {logits, features};
@@ -247,6 +255,9 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
   const int64_t n = slot.numel(), pair = s.kv_heads * s.head_dim, width = 2 * h.layers * pair;
   const Linear fc = reader.linear(s.hidden, -1), project = reader.linear(width, s.hidden);
   const float* norm = reader.norm(s.hidden, false);
+  std::vector<const float*> key_norms;
+  for (int64_t layer = 0; layer < h.layers; ++layer) key_norms.push_back(reader.norm(s.head_dim, true));
+  reader.finish();
   const Cache cache = read_cache(keys, values, s, h.layers);
   const Pass pass = read_pass(cos, sin, slot, position, exists, std::nullopt, cache, s);
   check_tensor("features", features, at::kFloat, {n, fc.columns});
@@ -269,7 +280,7 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
   for (float* row : to) k.rms_norm(row, norm, s.hidden, s.eps, row);
   multiply(k, project, s.rounding, context, rows, made_rows.data(), Epilogue::STORE, pass.threads);
   for (int64_t layer = 0; layer < h.layers; ++layer) {
-    const float* key_norm = reader.norm(s.head_dim, true);
+    const float* key_norm = key_norms[static_cast<std::size_t>(layer)];
     for (int64_t i = 0; i < rows; ++i) {
       const Row& row = pass.rows[static_cast<std::size_t>(i)];
       const int64_t half = s.head_dim / 2;
@@ -277,7 +288,6 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
       remember(k, s, key_norm, cache, layer, row, pass.cos + row.position * half, pass.sin + row.position * half, key, key + pair);
     }
   }
-  reader.finish();
 }
 
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& record, int64_t rounding) {
