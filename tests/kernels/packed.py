@@ -114,7 +114,7 @@ def rounded(x: Tensor, rounding: str, blocks: bool) -> Tensor:
 
 HIDDEN, HEADS, KV_HEADS, DIM, INTERMEDIATE, LAYERS, VOCAB = 32, 4, 2, 8, 48, 2, 49
 SLOTS, CAPACITY = 3, 32
-FEATURES = 2 * HIDDEN
+FEATURES, ROWS = 2 * HIDDEN, 6
 
 
 def geometry(rounding: str = "none") -> Geometry:
@@ -176,3 +176,41 @@ def small_context() -> dict[str, Any]:
     norms = [weights.vector(torch.rand(n, generator=gen) + 0.5) for n in (HIDDEN, *[DIM] * LAYERS)]
     plan = packed.context_plan(geometry(), fc, project, norms[0], norms[1:])
     return {"weights": [weights.blob()], "plan": plan, "eps": 1e-5}
+
+
+def arguments(**over: Any) -> dict[str, Any]:
+    """A first pass over ROWS positions of slot 1."""
+    keys, values = empty_cache()
+    return {
+        **small_decoder(),
+        "keys": keys,
+        "values": values,
+        "rope": rope(),
+        "tokens": torch.arange(ROWS) * 7 + 3,
+        "rows": (torch.ones(ROWS, dtype=torch.long), torch.arange(ROWS), torch.ones(ROWS, dtype=torch.bool)),
+        "extent": torch.full((SLOTS,), ROWS),
+        "feature_layers": (0, 1, LAYERS),
+        "head_rows": torch.arange(ROWS),
+        **over,
+    }
+
+
+def context_arguments(**over: Any) -> dict[str, Any]:
+    keys, values = empty_cache()
+    features = torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(1))
+    rows = (torch.ones(ROWS, dtype=torch.long), torch.arange(ROWS) + 3, torch.ones(ROWS, dtype=torch.bool))
+    return {
+        **small_context(),
+        "keys": keys,
+        "values": values,
+        "rope": rope(),
+        "features": features,
+        "rows": rows,
+        **over,
+    }
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal bits, NaN included."""
+    kind = torch.int16 if a.dtype == torch.bfloat16 else torch.int32
+    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
