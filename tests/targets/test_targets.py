@@ -11,7 +11,7 @@ from blockpilot import LLM, SamplingParams
 from blockpilot.rows import kv_bound, make_rows
 from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.torch_target import PREFILL_ROWS
-from tests.targets.implementations import IMPLEMENTATIONS, build, require
+from tests.implementations import IMPLEMENTATIONS, build, require
 
 FAMILIES = {
     "llama": {},

@@ -33,8 +33,9 @@ def build(
     capacity: int,
     dtype: torch.dtype = torch.float32,
     weights: str = "dense",
+    device: str = "cpu",
 ) -> Target:
-    """A target of `slots` slots of `capacity` positions on the CPU."""
+    """A target of `slots` slots of `capacity` positions; `weights` is for "cpp", `device` for "torch"."""
     if implementation == "torch":
-        return TorchTarget(checkpoint, slots, capacity, dtype)
+        return TorchTarget(checkpoint, slots, capacity, dtype, device)
     return CppTarget(checkpoint, slots, capacity, dtype, weights)
