@@ -14,7 +14,9 @@ from blockpilot.rows import kv_bound, make_rows
 from blockpilot.targets import Target, cpp_target
 from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
 from blockpilot.targets.cpp_target import CppTarget, packed_bytes
+from blockpilot_kernels.tiled_linear import PackedLinear
 from tests.implementations import build, require
+from tests.kernels.packed import rounded
 from tests.targets.gguf_files import hf_weights, write_gguf
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1")
@@ -84,6 +86,12 @@ def compare(a: Target, b: Target, limit: float) -> float:
     return worst
 
 
+def typical(a: Target, b: Target) -> float:
+    """The mean difference of hidden states, in their standard deviations."""
+    (_, x), (_, y) = answers(a), answers(b)
+    return float((x - y).abs().mean() / y.std())
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
 def test_blocks_as_stored_are_the_dequantised_tensors(checkpoints, kind):
     reference, ours = (build(i, checkpoints[kind], 2, 128, weights="stored") for i in ("torch", "cpp"))
@@ -104,11 +112,33 @@ def test_blocks_of_every_architecture(tmp_path, architecture):
         compare(build("cpp", checkpoint, 2, 128, weights=weights), reference, 1e-5)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
-def test_inputs_in_bytes_stay_close(checkpoints, kind):
-    """A byte's step is at most 1/127 of a block's largest input; two layers add a few of those up."""
+class InBytes:
+    """A product of the reference with its input rounded to bytes."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        self.linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.linear(rounded(x, "int8", True).float())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_in_bytes(checkpoints, kind):
+    """As the reference with every product's input rounded so; a byte may round to its other neighbour."""
+    ours = build("cpp", checkpoints[kind], 2, 128, weights="stored-int8")
     reference = build("torch", checkpoints[kind], 2, 128)
-    assert compare(build("cpp", checkpoints[kind], 2, 128, weights="stored-int8"), reference, 0.05) > 1e-4
+    assert compare(ours, reference, 0.05) > 1e-3
+    for layer in reference.layers:
+        for name in ("qkv", "out", "gate_up", "down"):
+            setattr(layer, name, InBytes(getattr(layer, name)))
+    reference.head = InBytes(reference.head)
+    compare(ours, reference, 0.01)
+    assert typical(ours, reference) < 3e-4
+
+
+def test_floats_beside_blocks_take_their_inputs_unrounded(checkpoints):
+    reference = build("torch", checkpoints["mixed"], 2, 128)
+    assert compare(build("cpp", checkpoints["mixed"], 2, 128, weights="stored-int8"), reference, 0.05) > 1e-3
 
 
 @pytest.mark.parametrize(("weights", "limit"), [("dense", 0.015), ("stored", 0.05)])
@@ -122,6 +152,8 @@ def test_bfloat16_is_near_the_references(checkpoints, kind, weights, limit):
     ours, reference = (build(i, checkpoint, 2, 128, torch.bfloat16, weights) for i in ("cpp", "torch"))
     native = reference.head.dtype == torch.bfloat16  # then products come out rounded too
     compare(ours, reference, 0.05 if native else limit)
+    if weights == "dense" and not native:
+        assert typical(ours, reference) < 3e-4  # few inputs round otherwise; one unrounded product makes 1e-3
     assert compare(ours, build("torch", checkpoint, 2, 128), 0.05) > 1e-3
     assert ours.cache.k.dtype == torch.bfloat16
 
