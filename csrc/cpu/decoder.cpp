@@ -31,6 +31,8 @@ class PlanReader {
     for (const at::Tensor& blob : blobs) {
       check_tensor("weights", blob, at::kByte, {blob.numel()});
       TORCH_CHECK_VALUE(blob.is_contiguous(), "weights: expected contiguous tensors");
+      TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(blob.const_data_ptr()) % alignof(float) == 0,
+                        "weights: expected tensors that begin at a multiple of 4 bytes");
     }
   }
 

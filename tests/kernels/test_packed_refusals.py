@@ -44,6 +44,7 @@ def bad_values() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "no weights", {"weights": []}, "weights: expected at least one"
     yield "float weights", {"weights": [torch.zeros(9)]}, "weights: expected Byte"
     yield "weights apart", {"weights": [a["weights"][0].repeat(2)[::2]]}, "weights: expected contiguous"
+    yield "weights off by one", {"weights": [a["weights"][0].roll(1)[1:]]}, "weights: .* multiple of 4 bytes"
     yield "weights cut", {"weights": [a["weights"][0][:-64]]}, "plan: expected .* bytes"
     yield "plan of another dtype", {"plan": a["plan"].int()}, "plan: expected Long"
     yield "plan of two dimensions", {"plan": a["plan"][None]}, "plan: expected 1 dimension"
