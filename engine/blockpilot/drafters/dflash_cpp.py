@@ -41,7 +41,7 @@ class CppDFlashDrafter(DFlashDrafter):
 
     def _build(self, checkpoint: DFlashCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
-        tensors = {k: v for k, v in checkpoint.tensors.items()}
+        tensors = dict(checkpoint.tensors)
         packed = Weights(target.dtype)
         get = stored_or_float(tensors, {}, "dense")
         if target.weights != "dense":
