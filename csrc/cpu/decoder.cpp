@@ -16,6 +16,11 @@
 namespace blockpilot {
 namespace {
 
+void check_range(const char* name, at::IntArrayRef values, int64_t last) {
+  for (const int64_t value : values)
+    TORCH_CHECK_VALUE(0 <= value && value <= last, name, ": expected 0 … ", last, ", got ", value);
+}
+
 using Forward = std::tuple<at::Tensor, at::Tensor>;
 
 // Final norm and head of the asked rows into `logits`; a row that does not exist becomes 0.
@@ -30,7 +35,6 @@ void run_head(const ModelKernels& k, const Shape& s, const Linear& head, const f
   std::vector<float*> to;
   for (int64_t i = 0; i < asked; ++i) {
     const int64_t row = head_rows.const_data_ptr<int64_t>()[i];
-    TORCH_CHECK_VALUE(0 <= row && row < n, "head_rows: expected 0 … ", n - 1, ", got ", row);
     float* out = logits.mutable_data_ptr<float>() + i * head.rows;
     const int64_t from = at[static_cast<std::size_t>(row)];
     if (from < 0) {
@@ -74,12 +78,17 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   const Shape& s = h.shape;
   const Linear embedding = reader.linear(-1, s.hidden), head = reader.linear(embedding.rows, s.hidden);
   const float* norm = reader.norm(s.hidden, false);
+  std::vector<Layer> layers;
+  for (int64_t i = 0; i < h.layers; ++i) layers.push_back(read_layer(reader, s));
+  reader.finish();
   const Cache cache = read_cache(keys, values, s, h.layers);
   const Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s);
   const int64_t n = slot.numel(), rows = static_cast<int64_t>(pass.rows.size());
   check_tensor("tokens", tokens, at::kLong, {n});
   check_tensor("head_rows", head_rows, at::kLong, {head_rows.numel()});
   const at::Tensor ids = tokens.contiguous(), asked = head_rows.contiguous();
+  check_range("head_rows", {asked.const_data_ptr<int64_t>(), static_cast<std::size_t>(asked.numel())}, n - 1);
+  check_range("feature_layers", feature_layers, h.layers);
 
   const ModelKernels& k = *current_isa().model;
   const Arena::Scope scope(arena());
@@ -93,10 +102,9 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   at::Tensor features = at::zeros({n, static_cast<int64_t>(feature_layers.size()) * s.hidden}, cos.options());
   keep_features(feature_layers, 0, s.hidden, pass, x, features);
   for (int64_t i = 0; i < h.layers; ++i) {
-    run_layer(k, s, read_layer(reader, s), cache, i, pass, x);
+    run_layer(k, s, layers[static_cast<std::size_t>(i)], cache, i, pass, x);
     keep_features(feature_layers, i + 1, s.hidden, pass, x, features);
   }
-  reader.finish();
   at::Tensor logits = at::empty({asked.numel(), head.rows}, cos.options());
   run_head(k, s, head, norm, static_cast<float>(scalars[2]), pass, x, n, asked, logits);
   return {logits, features};
@@ -112,6 +120,9 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
   const int64_t n = slot.numel(), pair = s.kv_heads * s.head_dim, width = 2 * h.layers * pair;
   const Linear fc = reader.linear(s.hidden, -1), project = reader.linear(width, s.hidden);
   const float* norm = reader.norm(s.hidden, false);
+  std::vector<const float*> key_norms;
+  for (int64_t layer = 0; layer < h.layers; ++layer) key_norms.push_back(reader.norm(s.head_dim, true));
+  reader.finish();
   const Cache cache = read_cache(keys, values, s, h.layers);
   const Pass pass = read_pass(cos, sin, slot, position, exists, std::nullopt, cache, s);
   check_tensor("features", features, at::kFloat, {n, fc.columns});
@@ -135,7 +146,7 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
   for (float* row : to) k.rms_norm(row, norm, s.hidden, s.eps, row);
   multiply(k, project, s.rounding, context, rows, made_rows.data(), Epilogue::STORE, pass.threads);
   for (int64_t layer = 0; layer < h.layers; ++layer) {
-    const float* key_norm = reader.norm(s.head_dim, true);
+    const float* key_norm = key_norms[static_cast<std::size_t>(layer)];
     for (int64_t i = 0; i < rows; ++i) {
       const Row& row = pass.rows[static_cast<std::size_t>(i)];
       const int64_t half = s.head_dim / 2;
@@ -144,7 +155,6 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
                pass.sin + row.position * half, key, key + pair);
     }
   }
-  reader.finish();
 }
 
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& record,

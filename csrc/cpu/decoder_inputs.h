@@ -11,6 +11,8 @@
 
 namespace blockpilot {
 
+constexpr int64_t MOST = int64_t{1} << 28;  // rows or columns: the bytes of a matrix stay far below 2^63
+
 // Reads a plan: int64 words in the order that `blockpilot_kernels.packed_decoder.plan` writes them.
 class PlanReader {
  public:
@@ -22,6 +24,8 @@ class PlanReader {
     for (const at::Tensor& blob : blobs) {
       check_tensor("weights", blob, at::kByte, {blob.numel()});
       TORCH_CHECK_VALUE(blob.is_contiguous(), "weights: expected contiguous tensors");
+      TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(blob.const_data_ptr()) % alignof(float) == 0,
+                        "weights: expected tensors that begin at a multiple of 4 bytes");
     }
   }
 
@@ -37,8 +41,8 @@ class PlanReader {
     const int64_t blob = word(0, static_cast<int64_t>(blobs_.size()) - 1);
     Linear w;
     w.format = static_cast<Format>(word(0, 4));
-    w.rows = word(1, int64_t{1} << 31);
-    w.columns = word(1, int64_t{1} << 31);
+    w.rows = word(1, MOST);
+    w.columns = word(1, MOST);
     TORCH_CHECK_VALUE(rows < 0 || rows == w.rows, "plan: expected ", rows, " rows, got ", w.rows);
     TORCH_CHECK_VALUE(columns < 0 || columns == w.columns, "plan: expected ", columns, " columns, got ",
                       w.columns);

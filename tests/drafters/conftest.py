@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.drafters.rounds import load_pair
+from tests.implementations import IMPLEMENTATIONS, require
 from tests.tiny import drafter_config, save_drafter, save_target
 
 FAMILIES = ("llama", "qwen3")
@@ -36,6 +39,19 @@ def drafter_for(
         return targets[family], made[key]
 
     return make
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> str:
+    """Which target and drafter a test runs on."""
+    require(request.param)
+    return request.param
+
+
+@pytest.fixture
+def load(implementation: str) -> Callable[..., Any]:
+    """`load_pair` of each implementation."""
+    return partial(load_pair, implementation=implementation)
 
 
 @pytest.fixture

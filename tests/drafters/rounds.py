@@ -4,36 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockpilot.drafters import load_drafter
 from blockpilot.drafters.dflash import DFlashDrafter
+from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
 from blockpilot.plan import StepPlan
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
 from blockpilot.step import StepClock, first_token, run_step
+from blockpilot.targets import Target
 from blockpilot.targets.checkpoint import load_checkpoint
-from blockpilot.targets.torch_target import TorchTarget
+from blockpilot.targets.cpp_target import CppCache
+from tests.implementations import build
 
 CPU = torch.device("cpu")
+NAN = float("nan")
+SLIDING = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 6,
+    "use_sliding_window": True,
+}
 
 
 def load_pair(
     target: Path | str,
     drafter: Path | str,
     *,
+    implementation: str = "torch",
     slots: int = 1,
     capacity: int = 128,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     temperature: float | None = None,
-) -> tuple[TorchTarget, DFlashDrafter]:
+) -> tuple[Target, DFlashDrafter]:
     """Target and drafter loaded from disk, the target set to hand out the drafter's features."""
-    loaded = TorchTarget(load_checkpoint(target), slots, capacity, dtype, device)
+    loaded = build(implementation, load_checkpoint(target), slots, capacity, dtype, device=device)
     guesser = load_drafter(drafter, loaded, slots, temperature)
     assert isinstance(guesser, DFlashDrafter)
+    assert isinstance(guesser, CppDFlashDrafter) == (implementation != "torch")
     loaded.use_features(guesser.feature_layers)
     return loaded, guesser
 
@@ -45,7 +57,7 @@ class Rounds:
     `counts[slot]` how many tokens were committed.
     """
 
-    def __init__(self, target: TorchTarget, drafter: DFlashDrafter, widest: int = 12) -> None:
+    def __init__(self, target: Target, drafter: DFlashDrafter, widest: int = 12) -> None:
         self.target, self.drafter = target, drafter
         self.slots = target.cache.dump
         self.state = State.allocate(self.slots, target.capacity, widest, 4, target.device)
@@ -86,7 +98,8 @@ class Rounds:
         self.widths[slot] = width
         self.logits[slot], self.blocks[slot], self.counts[slot] = [], [], []
         logits, features = self.target.prefill(slot, prompt)
-        alone = StepPlan((slot,), (1,), self.slots, 64, CPU, sampled=temperature > 0, bans=free_from > n)
+        wants = {"sampled": temperature > 0, "bans": free_from > n, "tile": self.target.row_tile}
+        alone = StepPlan((slot,), (1,), self.slots, 64, CPU, **wants)
         first_token(s, alone, logits)
         if width > 1 and not s.done[slot]:
             self.drafter.begin(slot, features, prompt)
@@ -100,10 +113,11 @@ class Rounds:
             tuple(at),
             tuple(self.widths[i] for i in at),
             self.slots,
-            min(kv_bound(longest), self.target.cache.k.shape[3]),
+            min(kv_bound(longest), kv_bound(self.target.capacity)),
             CPU,
             sampled=bool((s.temperature[at] > 0).any()),
             bans=bool((s.free_from[at] > s.length[at]).any()),
+            tile=self.target.row_tile,
         )
 
     @torch.inference_mode()
@@ -143,3 +157,23 @@ class Rounds:
     def tokens(self, slot: int) -> list[int]:
         """Prompt and committed ids."""
         return self.state.tokens[slot, : int(self.state.length[slot])].tolist()
+
+
+def remembered(drafter: DFlashDrafter, slot: int, cached: int) -> Tensor:
+    """[2, layers, heads, cached, dim] keys and values of the first positions of a slot."""
+    cache = drafter.cache
+    if isinstance(cache, CppCache):
+        return torch.stack(cache.canonical())[:, :, slot, :, :cached]
+    assert not cache.bad[:, slot, :cached].any()
+    return torch.stack([cache.k, cache.v])[:, :, slot, :, :cached].clone()
+
+
+def spoil(cache: Any, slot: int, start: int, end: int | None = None) -> None:
+    """NaN into the keys and values of positions start … end − 1 of a slot, in every layer."""
+    if isinstance(cache, CppCache):
+        position = torch.arange(cache.v.shape[3]).view(-1, 1, cache.k.shape[-1])
+        cache.k[:, slot].masked_fill_((position >= start) & (position < (end or cache.v.shape[3])), NAN)
+    else:
+        cache.k[:, slot, :, start:end] = NAN
+        cache.bad[:, slot, start:end] = True
+    cache.v[:, slot, :, start:end] = NAN

@@ -6,36 +6,19 @@ import pytest
 import torch
 
 from blockpilot.drafters import dflash
-from blockpilot.plan import StepPlan
-from blockpilot.state import State
-from blockpilot.step import StepClock, run_step
-from blockpilot.targets import torch_target
+from blockpilot.targets import cpp_target, torch_target
 from blockpilot_kernels import choose, gumbel_noise
-from blockpilot_kernels.dispatch import forced
-from tests.drafters.rounds import Rounds, load_pair
-from tests.no_host_sync import NoHostSync
+from tests.drafters.rounds import SLIDING, Rounds, remembered, spoil
 from tests.tiny import EOS
 
 DTYPES = [torch.float32, torch.bfloat16]
-NAN = float("nan")
-SLIDING = {
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 6,
-    "use_sliding_window": True,
-}
-
-
-def remembered(drafter, slot: int, cached: int) -> torch.Tensor:
-    """[2, layers, heads, cached, dim] keys and values of the first positions of a slot."""
-    assert not drafter.cache.bad[:, slot, :cached].any()
-    return torch.stack([drafter.cache.k, drafter.cache.v])[:, :, slot, :, :cached].clone()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_after_every_round_the_state_is_a_fresh_one(drafter_for, dtype):
+def test_after_every_round_the_state_is_a_fresh_one(load, drafter_for, dtype):
     """Block K/V are never kept and nothing is missing: a second request in the same slot included."""
     folders = drafter_for("llama")
-    rounds, fresh = Rounds(*load_pair(*folders, dtype=dtype)), Rounds(*load_pair(*folders, dtype=dtype))
+    rounds, fresh = Rounds(*load(*folders, dtype=dtype)), Rounds(*load(*folders, dtype=dtype))
     counts: set[int] = set()
     for prompt, width, temperature in (([5, *range(6, 30)], 4, 0.0), ([8, 9], 6, 1.0), ([7], 8, 0.0)):
         rounds.start(0, prompt, width=width, budget=30, temperature=temperature, seed=5)
@@ -54,15 +37,13 @@ def poison(rounds: Rounds, written: dict[int, int]) -> None:
     """NaN into every cache entry of both models that holds no committed position."""
     for cache in (rounds.target.cache, rounds.drafter.cache):
         for slot in range(cache.dump + 1):
-            cache.k[:, slot, :, written.get(slot, 0) :] = NAN
-            cache.v[:, slot, :, written.get(slot, 0) :] = NAN
-            cache.bad[:, slot, written.get(slot, 0) :] = True
+            spoil(cache, slot, written.get(slot, 0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_wherever_nothing_was_written(drafter_for, dtype):
+def test_nan_wherever_nothing_was_written(load, drafter_for, dtype):
     def run(poisoned: bool) -> Rounds:
-        rounds = Rounds(*load_pair(*drafter_for("llama", **SLIDING), slots=2, dtype=dtype))
+        rounds = Rounds(*load(*drafter_for("llama", **SLIDING), slots=2, dtype=dtype))
         poison(rounds, {})
         rounds.start(0, [5, 6, 7], width=5, budget=30, temperature=0.7, seed=1)
         rounds.start(1, [9] * 20, width=3, budget=20)
@@ -90,15 +71,15 @@ NEIGHBOURS = {
 
 @pytest.mark.parametrize("around", NEIGHBOURS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_draft_logits_do_not_depend_on_the_batch(drafter_for, dtype, around):
+def test_draft_logits_do_not_depend_on_the_batch(load, drafter_for, dtype, around):
     """Bit for bit, greedy and sampled, whatever runs beside the request and whichever slot it has."""
     folders = drafter_for("llama", **SLIDING)
     for temperature in (0.0, 0.8):
         request = {"width": 5, "budget": 24, "temperature": temperature, "seed": 77}
-        solo = Rounds(*load_pair(*folders, dtype=dtype))
+        solo = Rounds(*load(*folders, dtype=dtype))
         solo.start(0, [6, 7, 8, 9], **request)
         solo.finish()
-        batch = Rounds(*load_pair(*folders, slots=len(NEIGHBOURS[around]) + 2, dtype=dtype))
+        batch = Rounds(*load(*folders, slots=len(NEIGHBOURS[around]) + 2, dtype=dtype))
         for i, (prompt, width, heat) in enumerate(NEIGHBOURS[around]):
             batch.start(i, prompt, width=width, budget=40 - 4 * i, temperature=heat, seed=i)
         slot = len(NEIGHBOURS[around])
@@ -109,17 +90,16 @@ def test_draft_logits_do_not_depend_on_the_batch(drafter_for, dtype, around):
         assert all(map(torch.equal, batch.logits[slot], solo.logits[0]))
 
 
-def test_a_broken_neighbour_changes_nothing(drafter_for):
+def test_a_broken_neighbour_changes_nothing(load, drafter_for):
     """NaN in another slot's context reaches only that slot's drafts."""
     folders = drafter_for("llama")
-    solo = Rounds(*load_pair(*folders))
+    solo = Rounds(*load(*folders))
     solo.start(0, [6, 7, 8, 9], width=5, budget=20)
     solo.finish()
-    pair = Rounds(*load_pair(*folders, slots=2))
+    pair = Rounds(*load(*folders, slots=2))
     pair.start(0, [5, 5], width=7, budget=40)
     pair.start(1, [6, 7, 8, 9], width=5, budget=20)
-    pair.drafter.cache.k[:, 0, :, 1] = NAN
-    pair.drafter.cache.bad[:, 0, 1] = True
+    spoil(pair.drafter.cache, 0, 1, 2)
     while not pair.state.done[1]:
         pair.step()
     assert not torch.isfinite(pair.logits[0][0]).any()
@@ -128,16 +108,17 @@ def test_a_broken_neighbour_changes_nothing(drafter_for):
 
 
 @pytest.mark.parametrize("rows", [16, 48])
-def test_prefill_chunks_leave_no_trace(drafter_for, monkeypatch, rows):
+def test_prefill_chunks_leave_no_trace(load, drafter_for, monkeypatch, rows):
     """Prompts around a chunk's end: the same context, and so the same first drafts."""
     folders = drafter_for("llama")
     for length in (1, 15, 16, 17, 47, 48, 49, 100):
         prompt = [3 + (i * i) % 29 for i in range(length)]
         seen = []
         for chunk in (128, rows):
-            monkeypatch.setattr(torch_target, "PREFILL_ROWS", chunk)
+            for module in (torch_target, cpp_target):
+                monkeypatch.setattr(module, "PREFILL_ROWS", chunk)
             monkeypatch.setattr(dflash, "CONTEXT_ROWS", chunk)
-            rounds = Rounds(*load_pair(*folders))
+            rounds = Rounds(*load(*folders))
             rounds.start(0, prompt, width=5, budget=2)
             context = remembered(rounds.drafter, 0, length)
             rounds.step()
@@ -146,11 +127,11 @@ def test_prefill_chunks_leave_no_trace(drafter_for, monkeypatch, rows):
         assert torch.equal(seen[0][1], seen[1][1])
 
 
-def test_up_to_the_last_position(drafter_for):
+def test_up_to_the_last_position(load, drafter_for):
     """Blocks shrink at the end of the context: the answer is the start of a longer engine's."""
     folders = drafter_for("llama")
-    roomy = Rounds(*load_pair(*folders, capacity=128))
-    tight = Rounds(*load_pair(*folders, capacity=64))
+    roomy = Rounds(*load(*folders, capacity=128))
+    tight = Rounds(*load(*folders, capacity=64))
     for length in (50, 56, 58, 60, 61, 62, 63):
         for rounds in (roomy, tight):
             rounds.start(0, [5 + i % 20 for i in range(length)], width=8, budget=60)
@@ -159,9 +140,9 @@ def test_up_to_the_last_position(drafter_for):
         assert tight.tokens(0) == roomy.tokens(0)[:64]
 
 
-def test_drafts_use_the_noise_of_the_position_they_guess(drafter_for):
+def test_drafts_use_the_noise_of_the_position_they_guess(load, drafter_for):
     """Column j's token is argmax(z + g) with g of position cached + j, per request, among mixed ones."""
-    rounds = Rounds(*load_pair(*drafter_for("llama"), slots=4, temperature=0.6))
+    rounds = Rounds(*load(*drafter_for("llama"), slots=4, temperature=0.6))
     requests = [(5, 1.1, 11), (1, 0.9, 12), (4, 0.0, 13), (7, 0.3, -14)]
     for slot, (width, temperature, seed) in enumerate(requests):
         rounds.start(slot, [9, 8, 7][: slot + 1], width=width, budget=30, temperature=temperature, seed=seed)
@@ -180,9 +161,9 @@ def test_drafts_use_the_noise_of_the_position_they_guess(drafter_for):
             assert rounds.blocks[slot][-1][1:] == expected.tolist()
 
 
-def test_a_sampled_answer_is_the_plain_one(drafter_for):
+def test_a_sampled_answer_is_the_plain_one(load, drafter_for):
     """With every accepted count: the drafter changes only the number of rounds."""
-    rounds = Rounds(*load_pair(*drafter_for("qwen3")))
+    rounds = Rounds(*load(*drafter_for("qwen3")))
     counts: dict[int, set[int]] = {2: set(), 5: set()}
     for seed in range(3):
         request = {"budget": 40, "temperature": 6.0, "seed": seed}
@@ -197,9 +178,9 @@ def test_a_sampled_answer_is_the_plain_one(drafter_for):
     assert counts == {2: {1, 2}, 5: {1, 2, 3, 4, 5}}
 
 
-def test_no_stop_id_is_drafted_before_it_is_allowed(drafter_for):
+def test_no_stop_id_is_drafted_before_it_is_allowed(load, drafter_for):
     """Up to the position before `free_from`, and from it on they are."""
-    rounds = Rounds(*load_pair(*drafter_for("llama")))
+    rounds = Rounds(*load(*drafter_for("llama")))
     stops = {3, EOS}
     last_banned, first_free = 0, 0
     for free_from in range(6, 16):
@@ -216,73 +197,16 @@ def test_no_stop_id_is_drafted_before_it_is_allowed(drafter_for):
     assert first_free
 
 
-def test_features_of_another_prompt_are_refused(drafter_for):
-    _, drafter = load_pair(*drafter_for("llama"))
+def test_features_of_another_prompt_are_refused(load, drafter_for):
+    _, drafter = load(*drafter_for("llama"))
     with pytest.raises(ValueError, match=r"features: expected \(3, 64\), got \(2, 64\)"):
         drafter.begin(0, torch.zeros(2, 64), [1, 2, 3])
 
 
-def test_a_wider_engine_than_the_window_is_refused(drafter_for):
-    target, drafter = load_pair(*drafter_for("llama", block_size=2))
+def test_a_wider_engine_than_the_window_is_refused(load, drafter_for):
+    target, drafter = load(*drafter_for("llama", block_size=2))
     rounds = Rounds(target, drafter, widest=5)
     assert drafter.window == (1, 2, 3, 4)
     rounds.start(0, [5], width=5, budget=9)
     with pytest.raises(ValueError, match="at most 4"):
         rounds.step()
-
-
-def one_step(folders, device: str) -> State:
-    target, drafter = load_pair(*folders, slots=3, capacity=64, device=device)
-    state = State.allocate(3, 64, 6, 4, device)
-    state.done[:3] = False
-    for name, value in {"limit": 60, "length": 7, "width": 6, "temperature": 0.7, "free_from": 9}.items():
-        getattr(state, name).fill_(value)
-    plan = StepPlan((0, 1, 2), (6, 1, 3), 3, 64, torch.device(device), sampled=True, bans=True)
-    for rows, layer in ((plan.rows, target.layers[0]), (plan.draft_rows, drafter.layers[0])):
-        rows.tiles(layer.shape.groups)  # laid out on the host, between steps
-    with torch.inference_mode(), NoHostSync():
-        run_step(state, plan, target, drafter, StepClock())
-    return state
-
-
-@pytest.mark.parametrize("backend", ["reference", "cpp"])
-def test_a_round_reads_nothing_on_the_host(drafter_for, backend):
-    try:
-        with forced(backend):
-            state = one_step(drafter_for("llama", **SLIDING), "cpu")
-    except RuntimeError as error:
-        if backend == "cpp" and "host" not in str(error):
-            pytest.skip(str(error))
-        raise
-    assert (state.count[:3] >= 1).all()
-
-
-def test_a_round_runs_on_meta(drafter_for):
-    """No data at all: any branch on a value would raise."""
-    assert one_step(drafter_for("llama", **SLIDING), "meta").count.is_meta
-
-
-def test_pointers_never_change(drafter_for):
-    rounds = Rounds(*load_pair(*drafter_for("llama"), slots=2))
-    cache = rounds.drafter.cache
-
-    def pointers() -> list[int]:
-        return [t.data_ptr() for t in (cache.k, cache.v, cache.bad, rounds.drafter._tokens)]
-
-    before = pointers()
-    rounds.start(0, [5, 6], width=4, budget=20)
-    rounds.start(1, [7], width=2, budget=20, temperature=1.0)
-    rounds.finish()
-    assert pointers() == before
-
-
-def test_memory_is_what_it_holds(drafter_for):
-    """The estimate covers what is allocated, and not much more than twice that."""
-    _, drafter = load_pair(*drafter_for("llama"), slots=3, capacity=128)
-    linears = [drafter.fc, drafter.context_kv]
-    for layer in drafter.layers:
-        linears += [layer.qkv, layer.out, layer.gate_up, layer.down]
-    cache = drafter.cache.k.nbytes + drafter.cache.v.nbytes
-    held = cache + sum(linear.bytes for linear in linears)
-    estimate = drafter.memory_bytes(drafter.config, 3, 128, torch.float32)
-    assert held <= estimate <= 2 * held

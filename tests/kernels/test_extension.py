@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blockpilot_kernels import dispatch
 from tests.kernels.backends import Params, counting
+from tests.kernels.packed import instruction_sets
 from tests.kernels.test_accept_commit import Case, build
 
 if dispatch.extension_error() is not None:
@@ -41,15 +42,7 @@ def test_opcheck(name: str, op: Any, arguments: tuple[Any, ...]) -> None:
 
 def supported() -> list[str]:
     """Instruction sets this machine can run."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for isa in ("default", "avx2", "avx512"):
-            patch.setenv("BLOCKPILOT_ISA", isa)
-            try:
-                found.append(OPS.isa())
-            except (RuntimeError, ValueError):
-                continue
-    return found
+    return instruction_sets()[0]
 
 
 def results(isa: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

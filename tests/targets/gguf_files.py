@@ -47,10 +47,14 @@ def write_gguf(
     arch: str = "llama",
     kind: Type = Type.F32,
     *,
+    kinds: dict[str, Type] | None = None,
     metadata: dict[str, Any] | None = None,
     extra: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Convert as llama.cpp does: vectors as F32, matrices as `kind`, llama's q and k rows permuted."""
+    """Convert as llama.cpp does: vectors as F32, matrices as `kind`, llama's q and k rows permuted.
+
+    kinds: of matrices whose GGUF names end so, such as "attn_q".
+    """
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(SIZES["max_position_embeddings"])
     writer.add_embedding_length(SIZES["hidden_size"])
@@ -68,7 +72,7 @@ def write_gguf(
         add(writer, key, value)
     named = {gguf_name(name): permuted(arch, name, tensor) for name, tensor in weights.items()}
     for name, tensor in {**named, **(extra or {})}.items():
-        stored = kind if tensor.dim() == 2 else Type.F32
+        stored = (kinds or {}).get(name.split(".")[-2], kind) if tensor.dim() == 2 else Type.F32
         writer.add_tensor(name, gguf.quantize(tensor.numpy(), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

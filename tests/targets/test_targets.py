@@ -1,4 +1,4 @@
-"""The reference target equals transformers, and its rows are their own."""
+"""Both targets equal transformers, and their rows are their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from blockpilot import LLM, SamplingParams
 from blockpilot.rows import kv_bound, make_rows
 from blockpilot.targets.checkpoint import load_checkpoint
-from blockpilot.targets.torch_target import PREFILL_ROWS, TorchTarget
+from blockpilot.targets.torch_target import PREFILL_ROWS
+from tests.implementations import IMPLEMENTATIONS, build, require
 
 FAMILIES = {
     "llama": {},
@@ -47,8 +48,8 @@ FAMILIES = {
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(request, tmp_path_factory):
-    """(transformers model, our target) of one tiny random checkpoint."""
+def model_and_folder(request, tmp_path_factory):
+    """A tiny random transformers model and the folder it was saved to."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     over = dict(FAMILIES[request.param])
@@ -75,7 +76,15 @@ def pair(request, tmp_path_factory):
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
-    return model, TorchTarget(load_checkpoint(folder), 2, 200)
+    return model, folder
+
+
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
+def pair(request, model_and_folder):
+    """(transformers model, our target) of one checkpoint."""
+    require(request.param)
+    model, folder = model_and_folder
+    return model, build(request.param, load_checkpoint(folder), 2, 200)
 
 
 @torch.inference_mode()
@@ -114,7 +123,7 @@ def test_block_rows_equal_one_by_one_and_transformers(pair):
     start = 29
 
     def verify(first: int, count: int) -> torch.Tensor:
-        rows = make_rows((0,), (count,), target.cache.dump, target.device)
+        rows = make_rows((0,), (count,), target.cache.dump, target.device, target.row_tile)
         tokens = torch.zeros(rows.padded, dtype=torch.long)
         tokens[:count] = ids[0, first : first + count]
         exists = rows.slot != target.cache.dump
