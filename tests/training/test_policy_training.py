@@ -9,9 +9,11 @@ import torch
 
 from blockpilot.policies import Pair, load_policy
 from blockpilot.policies.policy_file import read_policy
+from blockpilot.training.label_store import read_labels
 from blockpilot.training.labels import label_prompts
 from blockpilot.training.policy_training import TrainSettings, train_policy
 from blockpilot.training.prompts import split_rows
+from tests.training.calibrations import calibration, modelled
 from tests.training.fakes import (
     HIDDEN,
     VOCAB,
@@ -132,6 +134,17 @@ def test_throughput_labels_follow_the_cost(labels, tmp_path):
     assert read_policy(path).cost == {2: 0.01, 3: 0.1, 4: 0.1, 5: 0.1}
 
 
+def test_a_calibration_is_a_cost_and_another_pair_s_is_refused(labels, tmp_path):
+    pair, path = read_labels(labels)[0]["pair"], tmp_path / "calibration.json"
+    calibration(pair=Pair(pair["target"], pair["drafter"]), widths=(1, 2, 4, 8)).save(path)
+    train(labels, tmp_path / "policy.safetensors", cost=path, epochs=1)
+    expected = {w: modelled(1, 100, w) / 1000 for w in (2, 3, 4, 5)}
+    assert read_policy(tmp_path / "policy.safetensors").cost == pytest.approx(expected)
+    calibration().save(path)
+    with pytest.raises(ValueError, match="some-target"):
+        train(labels, tmp_path / "policy.safetensors", cost=path, epochs=1)
+
+
 def test_a_cost_alone_adds_figures_and_keeps_the_objective(labels, trained, tmp_path):
     report = train(labels, tmp_path / "policy.safetensors", cost={2: 0.01, 3: 0.1, 4: 0.1, 5: 0.1})
     assert report.objective == "acceptance" and report.acceptance == trained[0].acceptance
@@ -167,7 +180,14 @@ def test_the_papers_defaults_belong_to_full():
 def test_full_predictors_read_the_kept_logits(tmp_path, input_kind):
     labels = tmp_path / "labels.jsonl"
     label_prompts(
-        FakeLLM, prompts(24), window=WINDOW, max_new_tokens=12, output=labels, raw_logits=True, progress=False
+        FakeLLM,
+        prompts(24),
+        window=WINDOW,
+        max_new_tokens=12,
+        output=labels,
+        raw_logits=True,
+        replay=False,
+        progress=False,
     )
     path = tmp_path / "policy.safetensors"
     report = train(labels, path, kind="full", input_kind=input_kind, epochs=3)
@@ -183,7 +203,9 @@ def test_full_predictors_read_the_kept_logits(tmp_path, input_kind):
 def test_the_report_judges_what_the_engine_will_run(tmp_path):
     """Labels captured through the policy hook, then choose() on the same logits: the report's picks."""
     labels, items = tmp_path / "labels.jsonl", prompts(40)
-    label_prompts(FakeLLM, items, window=WINDOW, max_new_tokens=12, output=labels, progress=False)
+    label_prompts(
+        FakeLLM, items, window=WINDOW, max_new_tokens=12, output=labels, replay=False, progress=False
+    )
     report = train(labels, tmp_path / "policy.safetensors", epochs=5)
     policy = load_policy(tmp_path / "policy.safetensors", "fake-target", "fake-drafter", range(1, 9))
     policy.bind(embedding())

@@ -25,7 +25,10 @@ ObjectiveOption = Annotated[
     Literal["acceptance", "throughput"], typer.Option("--objective", help="What the best width maximises.")
 ]
 CostOption = Annotated[
-    Path | None, typer.Option("--cost", help='JSON of seconds per step, {"width": seconds}; for throughput.')
+    Path | None,
+    typer.Option(
+        "--cost", help='A calibration file, or JSON of {"width": seconds per step}; for throughput.'
+    ),
 ]
 WindowOption = Annotated[str | None, typer.Option("--window", help="Widths to choose from; default: all.")]
 SplitOption = Annotated[

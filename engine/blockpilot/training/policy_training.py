@@ -16,6 +16,7 @@ from torch import Tensor
 from blockpilot.policies.contract import Pair
 from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, check_cost, save_policy
 from blockpilot.policies.predictor import DEFAULT_HIDDEN, INPUT_KINDS, Architecture, Predictor, WidthNetwork
+from blockpilot.training.calibration import Calibration
 from blockpilot.training.dataset import Examples, LabelSet, best, equally_best, load_examples, worth
 from blockpilot.training.evaluation import Bootstrap, HeldOutReport, Section, compare, conclude, tau_by_width
 from blockpilot.training.prompts import split_rows
@@ -112,7 +113,8 @@ def train_policy(
         labels: label files of one pair.
         output: policy file to write.
         objective: "acceptance" labels a prompt with argmax τ, "throughput" with argmax τ / cost.
-        cost: seconds of a step by width, or a JSON file of them; needed for throughput, reported when given.
+        cost: seconds of a step by width, a JSON file of them, or a calibration file; needed for throughput,
+            reported when given.
         window: widths to choose from, a subset of the labelled ones.
         pair: if given, the pair the labels must come from.
 
@@ -125,7 +127,7 @@ def train_policy(
     data = load_examples(files, str(settings.input_kind), window)
     if pair is not None and data.pair != pair:
         raise ValueError(f"labels: expected labels of {pair}, got labels of {data.pair}")
-    costs = None if cost is None else check_cost(_read_cost(cost), data.examples.window)
+    costs = None if cost is None else check_cost(_read_cost(cost, data), data.examples.window)
     with _threads(settings.threads):
         fit, report = _train_and_judge(data, settings, objective, costs)
     training = {
@@ -159,11 +161,17 @@ def _check_objective(objective: str, cost: object) -> None:
         raise ValueError("cost: expected seconds of a step by width for the throughput objective, got none")
 
 
-def _read_cost(cost: Mapping[int, float] | str | Path) -> dict[int, float]:
+def _read_cost(cost: Mapping[int, float] | str | Path, data: LabelSet) -> dict[int, float]:
+    """Seconds by width: given, from a JSON object, or from a calibration of the labels' pair (its smallest cell)."""
     if isinstance(cost, Mapping):
         return dict(cost)
     try:
         table = json.loads(Path(cost).read_text(encoding="utf-8"))
+        if isinstance(table, dict) and "calibration" in table:
+            measured = Calibration.load(Path(cost))
+            measured.check_pair(data.pair.target, data.pair.drafter)
+            context, requests = measured.contexts[0], measured.requests[0]
+            return {w: measured.cost(w, context, requests) / 1000 for w in data.examples.window}
         return {int(w): seconds for w, seconds in table.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{cost}: expected a JSON object of seconds by width, got {error}") from error
