@@ -31,7 +31,8 @@ def poison_embedding(llm: LLM, token: int, value: float) -> None:
     """Make one entry of a token's embedding `value`; its row of the head stays as it is."""
     target = llm.target
     if isinstance(target, TorchTarget):
-        target.embedding[token, 0] = value
+        with torch.inference_mode():
+            target.embedding[token, 0] = value
         return
     blob, plan = target.blob, target._plan
     _, kind, rows, columns, offset, _ = target.embedding_record
