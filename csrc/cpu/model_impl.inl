@@ -1,6 +1,7 @@
 // The decoder's kernels, compiled once per instruction set on top of a simd_*.inl.
 #include "model_rowwise.inl"
 #include "model_linear.inl"
+#include "model_units.inl"
 #include "model_attention.inl"
 #include "model_table.inl"
 

@@ -62,11 +62,11 @@ static inline Tile tile_at(const Activations& a, int64_t blocks, int64_t row, in
 template <Format F>
 constexpr int64_t HALVES = F == Format::Q4_0 || F == Format::Q4_1 ? 2 : 1;
 
-// One block for M rows and P panels, float activations. `unpacked` holds [32][16] floats of one panel, or is
-// null.
+// Adds one block for M rows and P panels to `sum`, float activations. `unpacked` holds [32][16] floats of one
+// panel, or is null.
 template <Format F, int M, int P, bool UNPACKED>
 static inline void float_block(const uint8_t* const* block, const float* unpacked, const Tile& x,
-                               float (*total)[UNIT], int64_t panel) {
+                               vf (*sum)[P * VECTORS]) {
   constexpr int N = P * VECTORS;
   vf dot[M][N];
   for (int m = 0; m < M; ++m)
@@ -93,17 +93,14 @@ static inline void float_block(const uint8_t* const* block, const float* unpacke
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) {
-      float* at = total[m] + panel * PANEL + v * LANES;
-      vf sum = load(at);
-      finish_block<F>(block[v / VECTORS], v % VECTORS, dot[m][v], x.sums[m], 1.0f, &sum);
-      store(at, sum);
-    }
+    for (int v = 0; v < N; ++v)
+      finish_block<F>(block[v / VECTORS], v % VECTORS, dot[m][v], x.sums[m], 1.0f, &sum[m][v]);
 }
 
-// One block for M rows and one panel, signed-byte activations. Integers add up alike in any order.
+// Adds one block for M rows and one panel to `sum`, signed-byte activations. Integers add up alike in any
+// order.
 template <Format F, int M>
-static inline void int8_block(const uint8_t* block, const Tile& x, float (*total)[UNIT], int64_t panel) {
+static inline void int8_block(const uint8_t* block, const Tile& x, vf (*sum)[VECTORS]) {
   constexpr bool BYTES = F == Format::Q8_0;
   constexpr int64_t AHEAD = 4 * TILE_ROWS;  // bytes of a group
   const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32);
@@ -132,12 +129,25 @@ static inline void int8_block(const uint8_t* block, const Tile& x, float (*total
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) {
-      float* at = total[m] + panel * PANEL + v * LANES;
-      vf sum = load(at);
       const vf dot = to_float(BYTES ? bytes[m][v] : widen(pairs[m][v]));
-      finish_block<F>(block, v, dot, x.sums[m], x.scales[m], &sum);
-      store(at, sum);
+      finish_block<F>(block, v, dot, x.sums[m], x.scales[m], &sum[m][v]);
     }
+}
+
+// A tile's totals to and from memory; those of P panels lie side by side.
+template <int M, int N>
+static inline void load_totals(const float (*total)[UNIT], int64_t panel, vf (*sum)[N]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) sum[m][v] = load(total[m] + panel * PANEL + v * LANES);
+}
+template <int M, int N>
+static inline void store_totals(const vf (*sum)[N], int64_t panel, float (*total)[UNIT]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) store(total[m] + panel * PANEL + v * LANES, sum[m][v]);
 }
 
 template <Format F>
@@ -147,160 +157,6 @@ static void unpack(const uint8_t* block, float* to) {
       for (int64_t half = 0; half < HALVES<F>; ++half)
         for (int64_t v = 0; v < VECTORS; ++v)
           store(to + (16 * half + 4 * g + c) * PANEL + v * LANES, weight<F>(block, g, c, half, v));
-}
-
-// A unit's totals of a chunk of rows.
-struct Totals {
-  float of[ROW_CHUNK][UNIT];
-};
-
-// Calls CALL with M = the rows of each tile, at most TILE_ROWS, from `row` of `rows` on.
-#define FOR_ROW_TILES(CALL)                                                 \
-  for (int64_t row = 0; row < rows; row += TILE_ROWS) switch (rows - row) { \
-      case 1: {                                                             \
-        constexpr int M = 1;                                                \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 2: {                                                             \
-        constexpr int M = 2;                                                \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 3: {                                                             \
-        constexpr int M = TILE_ROWS < 3 ? TILE_ROWS : 3;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 4: {                                                             \
-        constexpr int M = TILE_ROWS < 4 ? TILE_ROWS : 4;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 5: {                                                             \
-        constexpr int M = TILE_ROWS < 5 ? TILE_ROWS : 5;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 6: {                                                             \
-        constexpr int M = TILE_ROWS < 6 ? TILE_ROWS : 6;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 7: {                                                             \
-        constexpr int M = TILE_ROWS < 7 ? TILE_ROWS : 7;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      default: {                                                            \
-        constexpr int M = TILE_ROWS;                                        \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-    }
-
-// Asks for the bytes of a block that comes later: the loads of a tile of several rows are too far apart for
-// the processor to look ahead enough by itself.
-template <Format F>
-static inline void fetch_ahead(const uint8_t* block) {
-  constexpr int64_t BYTES = F == Format::F32    ? 2048
-                            : F == Format::BF16 ? 1024
-                            : F == Format::Q8_0 ? 544
-                                                : 320;
-  for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + AHEAD_BYTES + at);
-}
-
-template <Format F>
-static void float_unit(const uint8_t* data, const Activations& a, int64_t blocks, int64_t from, int64_t rows,
-                       Totals& t) {
-  const int64_t width = block_bytes(F);
-  if (rows == 1) {
-    for (int64_t b = 0; b < blocks; ++b) {
-      if (is_quantised(F)) {
-        fetch_ahead<F>(data + b * width);
-        fetch_ahead<F>(data + (blocks + b) * width);
-      }
-      const uint8_t* const pair[2] = {data + b * width, data + (blocks + b) * width};
-      float_block<F, 1, 2, false>(pair, nullptr, tile_at(a, blocks, from, b), t.of, 0);
-    }
-    return;
-  }
-  float unpacked[BLOCK * PANEL];
-  for (int64_t panel = 0; panel < 2; ++panel)
-    for (int64_t b = 0; b < blocks; ++b) {
-      const uint8_t* block = data + (panel * blocks + b) * width;
-      fetch_ahead<F>(block);
-      if (rows > TILE_ROWS && F != Format::F32) {
-        unpack<F>(block, unpacked);
-        FOR_ROW_TILES((float_block<F, M, 1, true>(&block, unpacked, tile_at(a, blocks, from + row, b),
-                                                  t.of + row, panel)));
-      } else {
-        FOR_ROW_TILES((float_block<F, M, 1, false>(&block, nullptr, tile_at(a, blocks, from + row, b),
-                                                   t.of + row, panel)));
-      }
-    }
-}
-
-template <Format F>
-static void int8_unit(const uint8_t* data, const Activations& a, int64_t blocks, int64_t from, int64_t rows,
-                      Totals& t) {
-  for (int64_t panel = 0; panel < 2; ++panel)
-    for (int64_t b = 0; b < blocks; ++b) {
-      const uint8_t* block = data + (panel * blocks + b) * block_bytes(F);
-      fetch_ahead<F>(block);
-      FOR_ROW_TILES((int8_block<F, M>(block, tile_at(a, blocks, from + row, b), t.of + row, panel)));
-    }
-}
-#undef FOR_ROW_TILES
-
-static void deliver(const Linear& w, const Output& out, int64_t unit, int64_t row, float* y) {
-  const int64_t first = unit * UNIT, count = w.rows - first < UNIT ? w.rows - first : UNIT;
-  if (w.bias)
-    for (int64_t n = 0; n < count; ++n) y[n] += w.bias[first + n];
-  float* to = out.to[row];
-  if (out.epilogue == Epilogue::STORE) {
-    for (int64_t n = 0; n < count; ++n) to[first + n] = y[n];
-  } else if (out.epilogue == Epilogue::ADD) {
-    for (int64_t n = 0; n < count; ++n) to[first + n] += y[n];
-  } else {
-    for (int64_t v = 0; v < VECTORS; ++v) {
-      const vf gate = load(y + v * LANES), up = load(y + PANEL + v * LANES);
-      store(to + first / 2 + v * LANES, gate / (splat(1.0f) + exp_vector(-gate)) * up);
-    }
-  }
-}
-
-static void multiply_unit(const Linear& w, bool int8, const uint8_t* data, const Activations& a, int64_t from,
-                          int64_t rows, Totals& t) {
-  const int64_t n = w.blocks();
-  switch (w.format) {
-    case Format::F32:
-      return float_unit<Format::F32>(data, a, n, from, rows, t);
-    case Format::BF16:
-      return float_unit<Format::BF16>(data, a, n, from, rows, t);
-    case Format::Q8_0:
-      return int8 ? int8_unit<Format::Q8_0>(data, a, n, from, rows, t)
-                  : float_unit<Format::Q8_0>(data, a, n, from, rows, t);
-    case Format::Q4_0:
-      return int8 ? int8_unit<Format::Q4_0>(data, a, n, from, rows, t)
-                  : float_unit<Format::Q4_0>(data, a, n, from, rows, t);
-    case Format::Q4_1:
-      return int8 ? int8_unit<Format::Q4_1>(data, a, n, from, rows, t)
-                  : float_unit<Format::Q4_1>(data, a, n, from, rows, t);
-  }
-}
-
-static void linear(const Linear& w, const Activations& x, bool int8, int64_t m, const Output& out,
-                   int64_t unit_begin, int64_t unit_end) {
-  Totals t;
-  const int64_t unit_bytes = 2 * w.blocks() * block_bytes(w.format);
-  for (int64_t unit = unit_begin; unit < unit_end; ++unit)
-    for (int64_t row = 0; row < m; row += ROW_CHUNK) {
-      const int64_t rows = m - row < ROW_CHUNK ? m - row : ROW_CHUNK;
-      __builtin_memset(t.of, 0, sizeof t.of[0] * static_cast<std::size_t>(rows));
-      multiply_unit(w, int8 && is_quantised(w.format), w.data + unit * unit_bytes, x, row, rows, t);
-      for (int64_t i = 0; i < rows; ++i) deliver(w, out, unit, row + i, t.of[i]);
-    }
 }
 
 }  // namespace MODEL_ISA
