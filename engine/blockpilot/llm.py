@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,10 @@ from blockpilot.scheduler import Scheduler
 from blockpilot.stream import Stream
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.text import load_tokenizer
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has none of OpenMP's threads, and torch would wait for them for ever.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]

@@ -11,7 +11,7 @@ import pytest
 from blockpilot import __version__
 from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, train_policy
 from blockpilot.cli.console import finite
-from blockpilot.cli.group import guarded
+from blockpilot.cli.group import INTERRUPTION, guarded
 from blockpilot.errors import NonFiniteLogitsError
 
 COMMANDS = {
@@ -113,7 +113,7 @@ def test_a_bad_debug_value_is_refused(cli, monkeypatch):
             "No such file or directory: x.jsonl",
         ),
         (NonFiniteLogitsError("not finite"), 1, "error: not finite\n"),
-        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (KeyboardInterrupt(), 130, f"error: {INTERRUPTION}\n"),
     ],
 )
 def test_errors_become_lines_and_codes(capsys, error, code, line):

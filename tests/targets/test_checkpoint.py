@@ -112,15 +112,15 @@ def test_generation_config_adds_stop_ids(folder: Path) -> None:
 
 def test_the_index_decides_where_a_tensor_comes_from(shards: Path) -> None:
     """A stray file, and the wrong shard, hold tensors of the same names."""
-    right = load_checkpoint(shards)
-    wrong = {name: torch.zeros_like(tensor) for name, tensor in right.tensors.items()}
+    right = dict(load_checkpoint(shards).tensors)
+    wrong = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
     save_file(wrong, shards / WEIGHTS)
     save_file(wrong, shards / "model-extra.safetensors")
     placed = json.loads((shards / INDEX).read_text())["weight_map"]
     other = next(name for name in set(placed.values()) if name != placed[NORM])
     rewrite(shards / other, lambda tensors: tensors.update({NORM: torch.zeros(16)}))
     again = load_checkpoint(shards)
-    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in right.tensors.items())
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in right.items())
 
 
 def test_missing_shard(shards: Path) -> None:

@@ -163,15 +163,17 @@ def _print(report: dict[str, Any]) -> None:
         ]
         for arm, label in LABELS.items()
     ]
-    table(title, rows, left=("",), right=("tokens/s", "τ", "width", "first token s"))
+    table(title, rows, left=("",), right=("tokens/s", "τ", "width per prompt", "first token s"))
     seconds = report["seconds"]
     phases = [phase for phase in seconds["spec"] if phase != "prefill"]
     rows = [[label, *(number(seconds[arm][p], 3) for p in phases)] for arm, label in LABELS.items()]
     table("time by phase", rows, left=("seconds in",), right=phases)
     rates = " ".join(number(rate) for rate in report["acceptance_by_offset"])
-    say(f"accepted at offset 1, 2, …: {rates or '-'}")
+    say(f"accepted at offset 1, 2, …: {rates or '-'}; τ is tokens committed by steps / steps")
     if report["speedup"] is not None:
         say(f"speculative / plain: {report['speedup']:.2f}")
+        if report["speedup"] < 1:
+            say("this drafter does not pay on this machine: decode plainly with --drafter none")
     difference = report["first_difference"]
     if difference is None:
         say("identical: yes", style="bold green")

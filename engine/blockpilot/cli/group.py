@@ -20,6 +20,9 @@ from blockpilot.errors import BlockPilotError
 
 UsageError: Any = typer.BadParameter.__base__
 
+INTERRUPTED = 130
+INTERRUPTION = "interrupted; what --output names is continued when the command is run again"
+
 
 class CommandGroup(TyperGroup):
     """Typer's group with short errors that list the supported names."""
@@ -65,6 +68,8 @@ def guarded(run: Callable[[], Any]) -> int:
     try:
         debug = debugging()
         code = run()
+        if code == INTERRUPTED:  # typer turns an interrupt into this exit code
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except UsageError as error:
         fail(error.format_message())
@@ -80,8 +85,8 @@ def guarded(run: Callable[[], Any]) -> int:
         fail(describe(error))
         return 1
     except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted")
-        return 130
+        fail(INTERRUPTION)
+        return INTERRUPTED
 
 
 def describe(error: BaseException) -> str:

@@ -44,7 +44,8 @@ WeightsOption = Annotated[
     Weights,
     typer.Option(
         "--weights",
-        help="GGUF blocks as stored, with inputs rounded to bytes as well (stored-int8), or made floats (dense).",
+        help="stored: a GGUF file's blocks; stored-int8: their inputs rounded to bytes as well; dense: floats. "
+        "auto: stored where the file has blocks and the C++ kernels run, else dense.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]

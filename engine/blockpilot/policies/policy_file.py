@@ -123,7 +123,11 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
             f"{path}: expected safetensors, found a pickle or zip archive, which is never loaded"
         )
     size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
+    if len(data) >= 8 and size > _MAX_HEADER:
+        raise PolicyFileError(
+            f"{path}: expected a policy written by `blockpilot train-policy`, found a file that is not safetensors"
+        )
+    if len(data) < 8 or size > len(data) - 8:
         raise PolicyFileError(
             f"{path}: expected a safetensors header of {size} bytes, found a file of {len(data)} bytes"
         )

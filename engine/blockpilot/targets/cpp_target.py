@@ -23,15 +23,26 @@ from blockpilot_kernels.packed_decoder import (
     weighted_rows,
 )
 
+_JOINED = (".q_proj.k_proj.v_proj.", ".gate_proj.up_proj.")
 CHUNK = 16  # positions side by side in the key cache
 
 
 def packed_bytes(checkpoint: Checkpoint, weights: str, dtype: torch.dtype) -> int:
     """Bytes of the packed weights, padding left out."""
+    shapes = dict(expected_tensors(checkpoint.config))
     total = 0
-    for name, shape in expected_tensors(checkpoint.config):
+    for name, shape in shapes.items():
+        # Matrices that share a product stay in blocks only if all are of one kind, that is, of one density.
+        part = next((j for j in _JOINED if f".{name.split('.')[-2]}." in j), None)
+        joined = (
+            [name]
+            if part is None
+            else [name.replace(name.split(".")[-2], p) for p in part.strip(".").split(".")]
+        )
+        density = {checkpoint.block_bytes.get(n, 0) / math.prod(shapes[n]) for n in joined}
         dense = math.prod(shape) * (dtype.itemsize if len(shape) == 2 else 4)
-        total += dense if weights == "dense" else checkpoint.block_bytes.get(name, dense)
+        stored = weights != "dense" and len(shape) == 2 and len(density) == 1 and 0 not in density
+        total += checkpoint.block_bytes[name] if stored else dense
     return total
 
 
@@ -164,10 +175,11 @@ class CppTarget:
             ids = prompt[start : start + PREFILL_ROWS]
             end = start + len(ids)
             rows = make_rows((slot,), (len(ids),), self.cache.dump, self.device, 1)
-            extent = torch.full((self.cache.dump + 1,), end)
+            extent = torch.full((self.cache.dump + 1,), end, device=self.device)
             asked = rows.every[-1:] if end == len(prompt) else rows.every[:0]
-            exists = torch.ones(len(ids), dtype=torch.bool)
-            logits, chunk = self._forward(rows, torch.tensor(ids), rows.column + start, exists, extent, asked)
+            exists = torch.ones(len(ids), dtype=torch.bool, device=self.device)
+            tokens = torch.tensor(ids, device=self.device)
+            logits, chunk = self._forward(rows, tokens, rows.column + start, exists, extent, asked)
             features.append(chunk)
         assert logits is not None  # a prompt has at least one token; submit refuses an empty one
         return logits[0], torch.cat(features)

@@ -12,7 +12,7 @@ from blockpilot.targets.checkpoint import Checkpoint, expected_tensors
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.gguf import BLOCK_TYPES, GGUFFile, dequantize, find_tensor, read_gguf
 from blockpilot.targets.gguf_config import model_config
-from blockpilot.targets.stored import CheckpointError, OnDemand, Sample, fingerprint
+from blockpilot.targets.stored import CheckpointError, OnDemand, Sample, file_state, fingerprint
 from blockpilot_kernels.packed_decoder import Blocks
 
 _NAMES = {
@@ -43,6 +43,9 @@ class StoredTensors:
         self.file = file
         self.shapes = dict(expected_tensors(config))
         self.found = {name: find_tensor(file, gguf_name(name), shape) for name, shape in self.shapes.items()}
+        if flat := [n for n, t in self.found.items() if len(t.shape) == 1 and t.type.name in BLOCK_TYPES]:
+            raise CheckpointError(f"{file.path}: tensor {gguf_name(flat[0])}: expected floats, found blocks")
+        self._state = file_state(file.path)
         paired = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
         self._paired = paired if config.family == "llama" else {}
         known = {"rope_freqs.weight", *map(gguf_name, self.shapes)}
@@ -93,6 +96,8 @@ class StoredTensors:
         first = int(index.min())
         # Read, not mapped: mapped pages would count as memory of the process.
         count = (int(index.max()) - first + 1) * width
+        if file_state(self.file.path) != self._state:
+            raise CheckpointError(f"{self.file.path}: changed while it was being loaded; load it again")
         near = np.fromfile(self.file.path, np.uint8, count, offset=tensor.offset + first * width)
         return near.reshape(-1, width)[index - first]
 

@@ -32,26 +32,42 @@ class CheckpointError(BlockPilotError, ValueError):
     """A model file is missing, damaged, or does not fit its configuration."""
 
 
+FileState = tuple[int, int, int]
+
+
+def file_state(path: Path) -> FileState | None:
+    """Size, time and identity of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
 @dataclass(frozen=True)
 class StoredTensor:
-    """One entry of a safetensors header; `start` is the byte of the file at which its data begin."""
+    """One entry of a safetensors header: where its data begin, and the state in which the file was read."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     start: int = 0
+    state: FileState | None = None
 
 
 class OnDemand(Mapping[str, Item]):
     """A mapping whose values are made anew on each access and never kept."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Item]) -> None:
-        self._names, self._make = tuple(names), make
+        self._names, self._make = dict.fromkeys(names), make
 
     def __getitem__(self, name: str) -> Item:
         if name not in self._names:
             raise KeyError(name)
         return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -114,6 +130,7 @@ def read_tensor(stored: StoredTensor, name: str) -> Tensor:
     Raises:
         CheckpointError: a file that cannot be read.
     """
+    _check_state(stored)
     try:
         with safe_open(stored.file, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
@@ -122,10 +139,16 @@ def read_tensor(stored: StoredTensor, name: str) -> Tensor:
     return tensor
 
 
+def _check_state(stored: StoredTensor) -> None:
+    if stored.state is not None and file_state(stored.file) != stored.state:
+        raise CheckpointError(f"{stored.file}: changed while it was being loaded; load it again")
+
+
 def sample_of(stored: StoredTensor) -> Sample:
     """What a fingerprint looks at, straight from the file."""
 
     def read(start: int, stop: int) -> bytes:
+        _check_state(stored)
         with stored.file.open("rb") as file:
             file.seek(stored.start + start)
             return file.read(stop - start)
@@ -188,7 +211,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     end = 8 + length + max((stop for _, stop in entries.values()), default=0)
     if end != size:
         raise CheckpointError(f"{path}: truncated or damaged: the header says {end} bytes, found {size}")
-    return {name: replace(s, start=8 + length + s.start) for name, (s, _) in entries.items()}
+    state = file_state(path)
+    return {name: replace(s, start=8 + length + s.start, state=state) for name, (s, _) in entries.items()}
 
 
 def _entry(path: Path, name: str, value: Any) -> tuple[StoredTensor, int]:

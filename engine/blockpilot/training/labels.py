@@ -206,8 +206,7 @@ def _decode(
         elif first:
             outputs.append(_record(llm, texts, params, answers))
         else:
-            with standing_in(llm, ReplayTarget(llm.target, answers)):
-                outputs.append(llm.generate(texts, params))
+            outputs.append(_replay(llm, texts, params, answers, outputs[0]))
         if first:
             capture = recorder.stop()
         advance(len(chunk))
@@ -223,6 +222,19 @@ def _record(llm: LLM, texts: list[str], params: list[SamplingParams], answers: l
     for answer, output in zip(recording.answers, outputs, strict=True):
         answer.finish(output.token_ids)
     answers += recording.answers
+    return outputs
+
+
+def _replay(
+    llm: LLM, texts: list[str], params: list[SamplingParams], answers: list[Answer], first: list[Output]
+) -> list[Output]:
+    """Replays the answers that did not fail; one that did fails at every width alike."""
+    whole = [i for i, output in enumerate(first) if output.error is None]
+    with standing_in(llm, ReplayTarget(llm.target, [answers[i] for i in whole])):
+        replayed = llm.generate([texts[i] for i in whole], [params[i] for i in whole])
+    outputs = list(first)
+    for i, output in zip(whole, replayed, strict=True):
+        outputs[i] = output
     return outputs
 
 

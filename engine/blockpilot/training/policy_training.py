@@ -158,7 +158,10 @@ def _check_objective(objective: str, cost: object) -> None:
     if objective not in OBJECTIVES:
         raise ValueError(f"objective: expected one of {OBJECTIVES}, got {objective!r}")
     if objective == "throughput" and cost is None:
-        raise ValueError("cost: expected seconds of a step by width for the throughput objective, got none")
+        raise ValueError(
+            "cost: expected seconds of a step by width for the throughput objective, got none; measure them with "
+            "`blockpilot calibrate` and give the file with --cost"
+        )
 
 
 def _read_cost(cost: Mapping[int, float] | str | Path, data: LabelSet) -> dict[int, float]:

@@ -30,11 +30,11 @@ class Answer:
         self.prompt, self.logits = list(prompt), logits.clone()
         self.features = features.new_zeros(len(prompt) + room, features.shape[1])
         self.features[: len(prompt)] = features
-        self.tokens = torch.tensor(self.prompt)
+        self.tokens = torch.tensor(self.prompt, device=features.device)
 
     def finish(self, token_ids: Sequence[int]) -> None:
         """Take the answer's ids."""
-        self.tokens = torch.tensor([*self.prompt, *token_ids])
+        self.tokens = self.tokens.new_tensor([*self.prompt, *token_ids])
 
 
 class _Stand:
@@ -98,10 +98,10 @@ class ReplayTarget(_Stand):
     ) -> tuple[Tensor, Tensor]:
         """Beyond the end of an answer it repeats the last id: no step commits that far."""
         some = next(iter(self._at.values()))
-        logits = torch.zeros(rows.padded, len(some.logits))
+        logits = some.logits.new_zeros(rows.padded, len(some.logits))
         features = some.features.new_zeros(rows.padded, some.features.shape[1])
         for answer, span, first in self._spans(rows, position):
-            at = torch.arange(first, first + span.stop - span.start)
+            at = torch.arange(first, first + span.stop - span.start, device=position.device)
             chosen = answer.tokens[(at + 1).clamp_max(len(answer.tokens) - 1)]
             logits[span].scatter_(1, chosen[:, None], CERTAIN)
             features[span] = answer.features[at.clamp_max(len(answer.features) - 1)]

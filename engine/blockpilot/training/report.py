@@ -52,11 +52,11 @@ def _range(value: Interval) -> str:
 def _facts(section: Section) -> str:
     block = section.block_size_best
     widths = ", ".join(f"{w}: {n} picked / {section.best_widths[w]} best" for w, n in section.picks.items())
+    at_block = "" if block is None else f"no width beats the drafter block for {block:.1%}; "
     return (
-        f"best width chosen for {section.accuracy:.1%} of prompts "
+        f"best width chosen for {section.accuracy:.1%} of prompts, the lowest counting on a tie "
         f"(shuffled control {section.control_accuracy:.1%}); "
-        f"no width beats the drafter block for {'(not labelled)' if block is None else f'{block:.1%}'}; "
-        f"regret {section.regret:.4g}\nwidths {widths}"
+        f"{at_block}regret {section.regret:.4g}\nwidths {widths}"
     )
 
 

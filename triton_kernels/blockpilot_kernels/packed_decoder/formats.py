@@ -86,7 +86,7 @@ def interleave(gate_up: Matrix, intermediate: int) -> Matrix:
 
 def interleaved_rows(intermediate: int) -> Tensor:
     """Source row of each row of `interleave`; −1 for padding."""
-    row = torch.arange(-(-intermediate // PANEL) * PANEL)
+    row = torch.arange(-(-intermediate // PANEL) * PANEL, device="cpu")
     gate = torch.where(row < intermediate, row, -1).view(-1, PANEL)
     up = torch.where(gate < 0, -1, gate + intermediate)
     return torch.stack([gate, up], 1).flatten()

@@ -92,12 +92,14 @@ def packed_linear(x: Tensor, weights: Tensor, record: Record, rounding: str = "n
     Args:
         rounding: of x: "none", "bfloat16", or "int8" (one scale per 32 columns; block formats only).
     """
-    return torch.ops.blockpilot.packed_linear(x, weights, torch.tensor(record), ROUNDINGS[rounding])
+    return torch.ops.blockpilot.packed_linear(
+        x, weights, torch.tensor(record, device="cpu"), ROUNDINGS[rounding]
+    )
 
 
 def weighted_rows(p: Tensor, weights: Tensor, record: Record) -> Tensor:
     """p [R, N] float32 · W [N, K] → [R, K] float32: mean embeddings, for policies."""
-    return torch.ops.blockpilot.weighted_rows(p, weights, torch.tensor(record))
+    return torch.ops.blockpilot.weighted_rows(p, weights, torch.tensor(record, device="cpu"))
 
 
 if dispatch.extension_error() is None:

@@ -30,7 +30,7 @@ class Weights:
     _size: int = 0
 
     def __post_init__(self) -> None:
-        self._bytes = torch.empty(self.room, dtype=torch.uint8)
+        self._bytes = torch.empty(self.room, dtype=torch.uint8, device="cpu")
 
     def linear(self, matrix: Matrix, bias: Tensor | None = None) -> Record:
         """Add [N, K] and an optional bias [N]; returns its record: blob, format, N, K, offset, bias offset."""
@@ -55,7 +55,7 @@ class Weights:
         at, end = self._size, self._size + size
         self._size = -(-end // _ALIGN) * _ALIGN
         if self._size > len(self._bytes):
-            larger = torch.empty(self._size + self._size // 2, dtype=torch.uint8)
+            larger = torch.empty(self._size + self._size // 2, dtype=torch.uint8, device="cpu")
             larger[:at] = self._bytes[:at]
             self._bytes = larger
         to = at
@@ -114,11 +114,11 @@ def decoder_plan(
 ) -> Tensor:
     """The words of `decoder_forward`."""
     words = [*geometry.words(), *embedding, *head, final_norm]
-    return torch.tensor(words + [w for layer in layers for w in layer.words()])
+    return torch.tensor(words + [w for layer in layers for w in layer.words()], device="cpu")
 
 
 def context_plan(
     geometry: Geometry, fc: Record, project: Record, hidden_norm: int, key_norms: list[int]
 ) -> Tensor:
     """The words of `context_append`."""
-    return torch.tensor([*geometry.words(), *fc, *project, hidden_norm, *key_norms])
+    return torch.tensor([*geometry.words(), *fc, *project, hidden_norm, *key_norms], device="cpu")
