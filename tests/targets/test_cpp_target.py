@@ -226,10 +226,11 @@ def test_mean_embeddings(checkpoints, kind):
     torch.testing.assert_close(ours.embedding.weighted_mean(p), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "mixed"])
 @pytest.mark.parametrize("weights", MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_memory_estimate_covers_what_is_held(checkpoints, weights, dtype):
-    checkpoint = checkpoints["Q8_0"]
+def test_the_memory_estimate_covers_what_is_held(checkpoints, weights, dtype, kind):
+    checkpoint = checkpoints[kind]
     target = build("cpp", checkpoint, 3, 100, dtype, weights)
     assert isinstance(target, CppTarget)
     stored = packed_bytes(checkpoint, weights, dtype)

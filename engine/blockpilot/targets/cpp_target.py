@@ -23,7 +23,7 @@ from blockpilot_kernels.packed_decoder import (
     weighted_rows,
 )
 
-_JOINED = (".q_proj.k_proj.v_proj.", ".gate_proj.up_proj.")
+_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 CHUNK = 16  # positions side by side in the key cache
 
 
@@ -32,18 +32,18 @@ def packed_bytes(checkpoint: Checkpoint, weights: str, dtype: torch.dtype) -> in
     shapes = dict(expected_tensors(checkpoint.config))
     total = 0
     for name, shape in shapes.items():
-        # Matrices that share a product stay in blocks only if all are of one kind, that is, of one density.
-        part = next((j for j in _JOINED if f".{name.split('.')[-2]}." in j), None)
-        joined = (
-            [name]
-            if part is None
-            else [name.replace(name.split(".")[-2], p) for p in part.strip(".").split(".")]
-        )
-        density = {checkpoint.block_bytes.get(n, 0) / math.prod(shapes[n]) for n in joined}
         dense = math.prod(shape) * (dtype.itemsize if len(shape) == 2 else 4)
-        stored = weights != "dense" and len(shape) == 2 and len(density) == 1 and 0 not in density
+        # One product's matrices stay in blocks only if all are of one kind, which their density tells.
+        density = {checkpoint.block_bytes.get(n, 0) / math.prod(shapes[n]) for n in _product(name)}
+        stored = weights != "dense" and len(density) == 1 and 0 not in density
         total += checkpoint.block_bytes[name] if stored else dense
     return total
+
+
+def _product(name: str) -> list[str]:
+    """The tensors that are packed into one matrix with `name`, itself among them."""
+    part = name.split(".")[-2]
+    return [name.replace(part, p) for p in next((j for j in _JOINED if part in j), (part,))]
 
 
 class CppCache:
