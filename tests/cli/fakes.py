@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from blockpilot import Output, SamplingParams, Stats
 
@@ -25,8 +26,8 @@ class FakeLLM:
     wrong: Callable[[str, int], bool] = staticmethod(lambda prompt, width: False)
     error: Exception | None = None
     interrupt_at: int | None = None
-    opened: list[dict] = []  # noqa: RUF012
-    asked: list[tuple[str, int | None, int | None]] = []  # noqa: RUF012
+    opened: ClassVar[list[dict]] = []
+    asked: ClassVar[list[tuple[str, int | None, int | None]]] = []
 
     def __init__(self, target, **options) -> None:
         type(self).opened.append({"target": target, **options})

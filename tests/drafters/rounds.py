@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -131,11 +132,8 @@ class Rounds:
             seen.append(honest(state, plan).clone())
             return seen[-1]
 
-        self.drafter.draft_logits = recording  # type: ignore[method-assign]
-        try:
+        with patch.object(self.drafter, "draft_logits", recording):
             run_step(self.state, plan, self.target, self.drafter, StepClock())
-        finally:
-            del self.drafter.draft_logits  # type: ignore[method-assign]
         self._record(plan, seen)
 
     def _record(self, plan: StepPlan, seen: list[Tensor]) -> None:

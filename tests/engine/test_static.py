@@ -127,7 +127,10 @@ def test_pointers_never_change():
     script_answers(drafter, [(p, PARAMS) for p in asked], "float32", 30)
     llm = tiny_llm(drafter, max_requests=2)
     state = llm._scheduler.state
-    pointers = lambda: (state.pointers(), [t.data_ptr() for t in caches(llm)])  # noqa: E731
+
+    def pointers():
+        return state.pointers(), [t.data_ptr() for t in caches(llm)]
+
     before = pointers()
     llm.generate(asked, [replace(PARAMS, width=1 + i % WIDEST) for i in range(len(asked))])
     assert before == pointers()

@@ -224,3 +224,9 @@ def test_a_policy_file_must_be_consistent():
     with pytest.raises(ValueError, match=r"missing \[5\]"):
         policy(cost={2: 1.0, 3: 1.0})
     assert policy(objective="acceptance", cost=None).cost is None
+
+
+def test_others_may_read_what_an_ordinary_file_lets_them_read(path):
+    plain = path.with_name("plain")
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode

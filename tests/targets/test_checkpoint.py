@@ -223,7 +223,10 @@ def test_a_tied_head_may_be_stored_but_not_differ(folder: Path) -> None:
         CheckpointError, match=r"lm_head.weight: expected the embedding .* found other values"
     ):
         load_checkpoint(folder)
-    same = lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()})  # noqa: E731
+
+    def same(tensors) -> None:
+        tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
+
     rewrite(folder / WEIGHTS, same)
     assert "lm_head.weight" not in load_checkpoint(folder).tensors
 

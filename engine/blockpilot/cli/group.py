@@ -21,7 +21,7 @@ from blockpilot.errors import BlockPilotError
 UsageError: Any = typer.BadParameter.__base__
 
 INTERRUPTED = 130
-INTERRUPTION = "interrupted; what --output names is continued when the command is run again"
+INTERRUPTION = "interrupted; `label` and `bench --output` go on where they were when run again"
 
 
 class CommandGroup(TyperGroup):

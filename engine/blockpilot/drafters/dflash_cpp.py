@@ -37,7 +37,6 @@ class CppDFlashDrafter(DFlashDrafter):
     """`DFlashDrafter` over packed weights; beside a target in stored blocks its matrices are rounded to Q8_0."""
 
     row_tile = 1
-    target: CppTarget
 
     def _build(self, checkpoint: DFlashCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
