@@ -159,7 +159,7 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
 
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& record,
                          int64_t rounding) {
-  TORCH_CHECK_VALUE(0 <= rounding && rounding <= 2, "rounding: expected 0, 1 or 2, got ", rounding);
+  TORCH_CHECK_VALUE(0 <= rounding && rounding <= 3, "rounding: expected 0 … 3, got ", rounding);
   const at::Tensor blobs[] = {weights};
   PlanReader reader(blobs, record);
   const Linear w = reader.linear(-1, -1);

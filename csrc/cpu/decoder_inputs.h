@@ -89,7 +89,7 @@ inline Header read_header(PlanReader& plan, double eps) {
   h.shape.head_dim = plan.word(2, 4096);
   h.shape.intermediate = plan.word(0, most);
   h.layers = plan.word(1, 4096);
-  h.shape.rounding = static_cast<Rounding>(plan.word(0, 2));
+  h.shape.rounding = static_cast<Rounding>(plan.word(0, 3));
   plan.word(0, 0);
   TORCH_CHECK_VALUE(h.shape.heads % h.shape.kv_heads == 0 && h.shape.head_dim % 2 == 0,
                     "plan: expected heads in whole groups and an even head size");

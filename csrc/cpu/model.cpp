@@ -119,22 +119,21 @@ void remember(const ModelKernels& k, const Shape& s, const float* norm, const Ca
 
 void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const float* x, int64_t rows,
               float* const* to, Epilogue epilogue, int64_t threads) {
-  const bool int8 = asked == Rounding::INT8 && is_quantised(w.format);
-  const Rounding rounding = asked == Rounding::INT8 && !int8 ? Rounding::NONE : asked;
-  const int64_t blocks = w.blocks();
+  const Rounding rounding = code_rows(asked) > 0 && !is_quantised(w.format) ? Rounding::NONE : asked;
+  const int64_t codes = code_rows(rounding), lines = rows * std::max<int64_t>(1, codes), blocks = w.blocks();
   Arena& memory = arena();
   const Arena::Scope scope(memory);
-  const int64_t room = (rows + k.tile_rows - 1) / k.tile_rows * k.tile_rows * blocks;
-  const Activations a = {memory.take<float>(int8 ? 0 : room * BLOCK),
-                         memory.take<int8_t>(int8 ? room * BLOCK : 0), memory.take<float>(int8 ? room : 0),
-                         memory.take<float>(room)};
+  const int64_t room = (lines + k.tile_rows - 1) / k.tile_rows * k.tile_rows * blocks;
+  const Activations a = {memory.take<float>(codes > 0 ? 0 : room * BLOCK),
+                         memory.take<int8_t>(codes > 0 ? room * BLOCK : 0),
+                         memory.take<float>(codes > 0 ? room : 0), memory.take<float>(room)};
   parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) k.prepare(x + i * w.columns, w.columns, rounding, i, a);
   });
   const Output out = {to, epilogue};
   const int64_t grain = std::max<int64_t>(1, w.units() / (8 * threads));
   parallel_chunks(threads, w.units(), grain,
-                  [&](int64_t begin, int64_t end) { k.linear(w, a, int8, rows, out, begin, end); });
+                  [&](int64_t begin, int64_t end) { k.linear(w, a, rounding, rows, out, begin, end); });
 }
 
 void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,

@@ -45,9 +45,13 @@ struct Linear {
   int64_t blocks() const { return (columns + BLOCK - 1) / BLOCK; }
 };
 
-// How the input of a product is rounded: not at all, to bfloat16, or to signed bytes with one scale per block
-// (quantised formats only; the others take it unrounded).
-enum class Rounding : int64_t { NONE = 0, BF16 = 1, INT8 = 2 };
+// How the input of a product is rounded: not at all, to bfloat16, or to codes with one scale per block
+// (quantised formats only; the others take it unrounded): signed bytes, or ±16256 as 128 · high + low byte.
+enum class Rounding : int64_t { NONE = 0, BF16 = 1, INT8 = 2, INT16 = 3 };
+
+inline int64_t code_rows(Rounding rounding) {
+  return rounding == Rounding::INT16 ? 2 : rounding == Rounding::INT8 ? 1 : 0;
+}
 
 // Rows prepared for products, in tiles of `tile_rows`: values zero padded, or codes; a sum and a scale per
 // block.
@@ -84,7 +88,7 @@ struct AttendOne {
 struct ModelKernels {
   int64_t tile_rows;
   void (*prepare)(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to);
-  void (*linear)(const Linear& w, const Activations& x, bool int8, int64_t m, const Output& out,
+  void (*linear)(const Linear& w, const Activations& x, Rounding rounding, int64_t m, const Output& out,
                  int64_t unit_begin, int64_t unit_end);
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half);

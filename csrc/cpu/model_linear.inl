@@ -44,7 +44,8 @@ static inline void finish_block(const uint8_t* block, int64_t v, vf dot, float s
 }
 
 // Activations lie in tiles of TILE_ROWS rows: values [block][column][row], codes [block][group][row][4
-// columns], scales and sums [block][row].
+// columns], scales and sums [block][row]. An input rounded to 16 bits takes two rows, high and low bytes,
+// with scale and sum at the first.
 struct Tile {
   const float* values;
   const int8_t* codes;
@@ -53,9 +54,9 @@ struct Tile {
 };
 
 static inline Tile tile_at(const Activations& a, int64_t blocks, int64_t row, int64_t b) {
-  const int64_t at = row / TILE_ROWS * blocks + b;
-  return {a.values + at * BLOCK * TILE_ROWS, a.codes + at * BLOCK * TILE_ROWS, a.scales + at * TILE_ROWS,
-          a.sums + at * TILE_ROWS};
+  const int64_t at = row / TILE_ROWS * blocks + b, r = row % TILE_ROWS;
+  return {a.values + at * BLOCK * TILE_ROWS + r, a.codes + at * BLOCK * TILE_ROWS + 4 * r,
+          a.scales + at * TILE_ROWS + r, a.sums + at * TILE_ROWS + r};
 }
 
 // A block's columns in the order they are summed: nibbles go by the byte that holds two of them.
@@ -97,23 +98,24 @@ static inline void float_block(const uint8_t* const* block, const float* unpacke
       finish_block<F>(block[v / VECTORS], v % VECTORS, dot[m][v], x.sums[m], 1.0f, &sum[m][v]);
 }
 
-// Adds one block for M rows and one panel to `sum`, signed-byte activations. Integers add up alike in any
-// order.
-template <Format F, int M>
-static inline void int8_block(const uint8_t* block, const Tile& x, vf (*sum)[VECTORS]) {
+// Adds one block for M inputs of S code rows to `sum`, for the vectors [first_v, first_v + N) of a panel.
+// Integers add up alike in any order.
+template <Format F, int M, int S, int N>
+static inline void code_block(const uint8_t* block, const Tile& x, int64_t first_v, vf (*sum)[N]) {
   constexpr bool BYTES = F == Format::Q8_0;
   constexpr int64_t AHEAD = 4 * TILE_ROWS;  // bytes of a group
-  const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32);
-  vi bytes[M][VECTORS] = {};
-  Pairs pairs[M][VECTORS] = {};
+  constexpr int C = M * S;
+  const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32) + 4 * LANES * first_v;
+  vi bytes[C][N] = {};
+  Pairs pairs[C][N] = {};
 #pragma GCC unroll 1
   for (int64_t g = 0; g < 8 / HALVES<F>; ++g)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) {
+    for (int v = 0; v < N; ++v) {
       const vi both = load_codes(first + 64 * g + 4 * LANES * v);
       const vi low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
+      for (int m = 0; m < C; ++m) {
         int32_t four, later;
         __builtin_memcpy(&four, x.codes + g * AHEAD + 4 * m, sizeof four);
         if (BYTES) {
@@ -128,26 +130,27 @@ static inline void int8_block(const uint8_t* block, const Tile& x, vf (*sum)[VEC
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) {
-      const vf dot = to_float(BYTES ? bytes[m][v] : widen(pairs[m][v]));
-      finish_block<F>(block, v, dot, x.sums[m], x.scales[m], &sum[m][v]);
+    for (int v = 0; v < N; ++v) {
+      vi dot = BYTES ? bytes[S * m][v] : widen(pairs[S * m][v]);
+      if (S == 2) dot = (dot << 7) + (BYTES ? bytes[S * m + S - 1][v] : widen(pairs[S * m + S - 1][v]));
+      finish_block<F>(block, first_v + v, to_float(dot), x.sums[S * m], x.scales[S * m], &sum[m][v]);
     }
 }
 
-// A tile's totals to and from memory; those of P panels lie side by side.
+// A tile's totals to and from memory, N vectors from `vector` of a unit on.
 template <int M, int N>
-static inline void load_totals(const float (*total)[UNIT], int64_t panel, vf (*sum)[N]) {
+static inline void load_totals(const float (*total)[UNIT], int64_t vector, vf (*sum)[N]) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) sum[m][v] = load(total[m] + panel * PANEL + v * LANES);
+    for (int v = 0; v < N; ++v) sum[m][v] = load(total[m] + (vector + v) * LANES);
 }
 template <int M, int N>
-static inline void store_totals(const vf (*sum)[N], int64_t panel, float (*total)[UNIT]) {
+static inline void store_totals(const vf (*sum)[N], int64_t vector, float (*total)[UNIT]) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) store(total[m] + panel * PANEL + v * LANES, sum[m][v]);
+    for (int v = 0; v < N; ++v) store(total[m] + (vector + v) * LANES, sum[m][v]);
 }
 
 template <Format F>

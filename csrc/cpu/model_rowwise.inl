@@ -64,11 +64,9 @@ static inline float round_bf16(float x) {
   return x;
 }
 
-typedef int8_t vb __attribute__((vector_size(LANES)));
-
-// A block's codes, its scale and the sum of what the codes stand for. A block with NaN or ±inf gets the scale
-// NaN, so that whatever it meets becomes NaN.
-static inline void quantise_block(const float* x, int8_t* codes, float* scale, float* sum) {
+// A block's codes of at most ±`most`, their scale and the sum of what they stand for. A block with NaN or
+// ±inf gets the scale NaN, so that whatever it meets becomes NaN.
+static inline void quantise_block(const float* x, float most, int32_t* codes, float* scale, float* sum) {
   vf largest = splat(0.0f), bad = splat(0.0f);
   for (int64_t j = 0; j < BLOCK; j += LANES) {
     vf v;
@@ -80,19 +78,16 @@ static inline void quantise_block(const float* x, int8_t* codes, float* scale, f
   }
   float top = largest[0];
   for (int64_t i = 1; i < LANES; ++i) top = largest[i] > top ? largest[i] : top;
-  const float wrong = sum_lanes(bad), step = top / 127.0f + wrong;
-  const vf inverse = splat(top > 0x1p-120f && wrong == 0.0f ? 127.0f / top : 0.0f),
-           shift = splat(12582912.0f);
+  const float wrong = sum_lanes(bad), step = top / most + wrong;
+  const vf inverse = splat(top > 0x1p-120f && wrong == 0.0f ? most / top : 0.0f), shift = splat(12582912.0f);
   vi total = {};
   for (int64_t j = 0; j < BLOCK; j += LANES) {
     vf v;
     __builtin_memcpy(&v, x + j, sizeof v);
     if (wrong != 0.0f) v = splat(0.0f);
-    const vi code =
-        __builtin_convertvector((v * inverse + shift) - shift, vi);  // rounded to nearest, at most 127
+    const vi code = __builtin_convertvector((v * inverse + shift) - shift, vi);  // rounded to nearest
     total += code;
-    const vb narrow = __builtin_convertvector(code, vb);
-    __builtin_memcpy(codes + j, &narrow, sizeof narrow);
+    __builtin_memcpy(codes + j, &code, sizeof code);
   }
   int32_t whole = 0;
   for (int64_t i = 0; i < LANES; ++i) whole += total[i];
@@ -109,6 +104,27 @@ static inline float sum_block(const float* x) {
   return sum;
 }
 
+// Codes of one block into the rows of a tile that stand for input `row`.
+static inline void place_codes(const float* x, Rounding rounding, int64_t row, int64_t blocks, int64_t b,
+                               const Activations& to) {
+  const bool two = rounding == Rounding::INT16;
+  const int64_t line = two ? 2 * row : row, at = line / TILE_ROWS * blocks + b, r = line % TILE_ROWS;
+  int32_t codes[BLOCK];
+  int8_t high[BLOCK], low[BLOCK];
+  quantise_block(x, two ? 16256.0f : 127.0f, codes, to.scales + at * TILE_ROWS + r,
+                 to.sums + at * TILE_ROWS + r);
+  for (int64_t j = 0; j < BLOCK; ++j) {
+    const int32_t upper = two ? (codes[j] + 64) >> 7 : codes[j];
+    high[j] = static_cast<int8_t>(upper);
+    low[j] = static_cast<int8_t>(codes[j] - 128 * upper);
+  }
+  for (int64_t g = 0; g < 8; ++g) {
+    int8_t* group = to.codes + ((at * 8 + g) * TILE_ROWS + r) * 4;
+    __builtin_memcpy(group, high + 4 * g, 4);
+    if (two) __builtin_memcpy(group + 4, low + 4 * g, 4);
+  }
+}
+
 static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to) {
   const int64_t blocks = (columns + BLOCK - 1) / BLOCK, r = row % TILE_ROWS;
   for (int64_t b = 0; b < blocks; ++b) {
@@ -119,14 +135,11 @@ static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t 
       for (int64_t j = 0; j < BLOCK; ++j) padded[j] = j < count ? from[j] : 0.0f;
       from = padded;
     }
-    const int64_t at = row / TILE_ROWS * blocks + b;
-    if (rounding == Rounding::INT8) {
-      int8_t codes[BLOCK];
-      quantise_block(from, codes, to.scales + at * TILE_ROWS + r, to.sums + at * TILE_ROWS + r);
-      for (int64_t g = 0; g < 8; ++g)
-        __builtin_memcpy(to.codes + ((at * 8 + g) * TILE_ROWS + r) * 4, codes + 4 * g, 4);
+    if (code_rows(rounding) > 0) {
+      place_codes(from, rounding, row, blocks, b, to);
       continue;
     }
+    const int64_t at = row / TILE_ROWS * blocks + b;
     if (rounding == Rounding::BF16) {
       for (int64_t j = 0; j < BLOCK; ++j) padded[j] = round_bf16(from[j]);
       from = padded;

@@ -7,49 +7,49 @@ struct Totals {
   float of[ROW_CHUNK][UNIT];
 };
 
-// Calls CALL with M = the rows of each tile, at most TILE_ROWS, from `row` of `rows` on.
-#define FOR_ROW_TILES(CALL)                                                 \
-  for (int64_t row = 0; row < rows; row += TILE_ROWS) switch (rows - row) { \
-      case 1: {                                                             \
-        constexpr int M = 1;                                                \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 2: {                                                             \
-        constexpr int M = 2;                                                \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 3: {                                                             \
-        constexpr int M = TILE_ROWS < 3 ? TILE_ROWS : 3;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 4: {                                                             \
-        constexpr int M = TILE_ROWS < 4 ? TILE_ROWS : 4;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 5: {                                                             \
-        constexpr int M = TILE_ROWS < 5 ? TILE_ROWS : 5;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 6: {                                                             \
-        constexpr int M = TILE_ROWS < 6 ? TILE_ROWS : 6;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      case 7: {                                                             \
-        constexpr int M = TILE_ROWS < 7 ? TILE_ROWS : 7;                    \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
-      default: {                                                            \
-        constexpr int M = TILE_ROWS;                                        \
-        CALL;                                                               \
-        break;                                                              \
-      }                                                                     \
+// Calls CALL with M = the rows of each tile, at most MOST, from `row` of `rows` on.
+#define FOR_ROW_TILES(MOST, CALL)                                      \
+  for (int64_t row = 0; row < rows; row += MOST) switch (rows - row) { \
+      case 1: {                                                        \
+        constexpr int M = 1;                                           \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
+      case 2: {                                                        \
+        constexpr int M = MOST < 2 ? MOST : 2;                         \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
+      case 3: {                                                        \
+        constexpr int M = MOST < 3 ? MOST : 3;                         \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
+      case 4: {                                                        \
+        constexpr int M = MOST < 4 ? MOST : 4;                         \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
+      case 5: {                                                        \
+        constexpr int M = MOST < 5 ? MOST : 5;                         \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
+      case 6: {                                                        \
+        constexpr int M = MOST < 6 ? MOST : 6;                         \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
+      case 7: {                                                        \
+        constexpr int M = MOST < 7 ? MOST : 7;                         \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
+      default: {                                                       \
+        constexpr int M = MOST;                                        \
+        CALL;                                                          \
+        break;                                                         \
+      }                                                                \
     }
 
 // Asks for the bytes of a block that comes later: the loads of a tile of several rows are too far apart for
@@ -71,29 +71,43 @@ static inline void float_tile(const uint8_t* data, const Activations& a, int64_t
   constexpr int N = P * VECTORS;
   constexpr bool KEPT = M * N <= 4 || LANES == 16;
   vf sum[M][N];
-  if (KEPT) load_totals<M, N>(total, panel, sum);
+  if (KEPT) load_totals<M, N>(total, panel * VECTORS, sum);
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* const block[2] = {data + b * block_bytes(F), data + (blocks + b) * block_bytes(F)};
     if (is_quantised(F) || M > 1)
       for (int p = 0; p < P; ++p) fetch_ahead<F>(block[p]);
-    if (!KEPT) load_totals<M, N>(total, panel, sum);
+    if (!KEPT) load_totals<M, N>(total, panel * VECTORS, sum);
     float_block<F, M, P, false>(block, nullptr, tile_at(a, blocks, row, b), sum);
-    if (!KEPT) store_totals<M, N>(sum, panel, total);
+    if (!KEPT) store_totals<M, N>(sum, panel * VECTORS, total);
   }
-  if (KEPT) store_totals<M, N>(sum, panel, total);
+  if (KEPT) store_totals<M, N>(sum, panel * VECTORS, total);
 }
 
-template <Format F, int M>
-static inline void int8_tile(const uint8_t* data, const Activations& a, int64_t blocks, int64_t row,
+// Every block of a panel for one tile of inputs. Beyond a few sums the panel's vectors are taken in turn, as
+// those of all of them would not fit into registers; the loop is kept a loop so that they are not merged.
+template <Format F, int M, int S>
+static inline void code_tile(const uint8_t* data, const Activations& a, int64_t blocks, int64_t row,
                              float (*total)[UNIT], int64_t panel) {
-  vf sum[M][VECTORS];
-  load_totals<M, VECTORS>(total, panel, sum);
+  constexpr bool KEPT = M * S * VECTORS <= 4;
+  constexpr int N = KEPT ? VECTORS : 1;
+  vf sum[M][N];
+  if (KEPT) load_totals<M, N>(total, panel * VECTORS, sum);
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* block = data + b * block_bytes(F);
     fetch_ahead<F>(block);
-    int8_block<F, M>(block, tile_at(a, blocks, row, b), sum);
+    const Tile x = tile_at(a, blocks, S * row, b);
+    if (KEPT) {
+      code_block<F, M, S, N>(block, x, 0, sum);
+      continue;
+    }
+#pragma GCC unroll 1
+    for (int64_t v = 0; v < VECTORS; ++v) {
+      load_totals<M, N>(total, panel * VECTORS + v, sum);
+      code_block<F, M, S, N>(block, x, v, sum);
+      store_totals<M, N>(sum, panel * VECTORS + v, total);
+    }
   }
-  store_totals<M, VECTORS>(sum, panel, total);
+  if (KEPT) store_totals<M, N>(sum, panel * VECTORS, total);
 }
 
 // A block that is unpacked once for several tiles of rows.
@@ -101,9 +115,9 @@ template <Format F, int M>
 static inline void shared_block(const uint8_t* block, const float* unpacked, const Tile& x,
                                 float (*total)[UNIT], int64_t panel) {
   vf sum[M][VECTORS];
-  load_totals<M, VECTORS>(total, panel, sum);
+  load_totals<M, VECTORS>(total, panel * VECTORS, sum);
   float_block<F, M, 1, true>(&block, unpacked, x, sum);
-  store_totals<M, VECTORS>(sum, panel, total);
+  store_totals<M, VECTORS>(sum, panel * VECTORS, total);
 }
 
 template <Format F>
@@ -114,26 +128,26 @@ static void float_unit(const uint8_t* data, const Activations& a, int64_t blocks
   float unpacked[BLOCK * PANEL];
   for (int64_t panel = 0; panel < 2; ++panel) {
     const uint8_t* first = data + panel * blocks * width;
-    if (rows <= TILE_ROWS || F == Format::F32) {
-      FOR_ROW_TILES((float_tile<F, M, 1>(first, a, blocks, from + row, t.of + row, panel)));
+    if (rows <= FLOAT_ROWS || F == Format::F32) {
+      FOR_ROW_TILES(FLOAT_ROWS, (float_tile<F, M, 1>(first, a, blocks, from + row, t.of + row, panel)));
       continue;
     }
     for (int64_t b = 0; b < blocks; ++b) {
       const uint8_t* block = first + b * width;
       fetch_ahead<F>(block);
       unpack<F>(block, unpacked);
-      FOR_ROW_TILES(
-          (shared_block<F, M>(block, unpacked, tile_at(a, blocks, from + row, b), t.of + row, panel)));
+      FOR_ROW_TILES(FLOAT_ROWS, (shared_block<F, M>(block, unpacked, tile_at(a, blocks, from + row, b),
+                                                    t.of + row, panel)));
     }
   }
 }
 
-template <Format F>
-static void int8_unit(const uint8_t* data, const Activations& a, int64_t blocks, int64_t from, int64_t rows,
+template <Format F, int S>
+static void code_unit(const uint8_t* data, const Activations& a, int64_t blocks, int64_t from, int64_t rows,
                       Totals& t) {
   for (int64_t panel = 0; panel < 2; ++panel) {
     const uint8_t* first = data + panel * blocks * block_bytes(F);
-    FOR_ROW_TILES((int8_tile<F, M>(first, a, blocks, from + row, t.of + row, panel)));
+    FOR_ROW_TILES(TILE_ROWS / S, (code_tile<F, M, S>(first, a, blocks, from + row, t.of + row, panel)));
   }
 }
 #undef FOR_ROW_TILES
@@ -155,27 +169,32 @@ static void deliver(const Linear& w, const Output& out, int64_t unit, int64_t ro
   }
 }
 
-static void multiply_unit(const Linear& w, bool int8, const uint8_t* data, const Activations& a, int64_t from,
-                          int64_t rows, Totals& t) {
+template <Format F>
+static void blocks_unit(const Linear& w, Rounding rounding, const uint8_t* data, const Activations& a,
+                        int64_t from, int64_t rows, Totals& t) {
   const int64_t n = w.blocks();
+  if (rounding == Rounding::INT8) return code_unit<F, 1>(data, a, n, from, rows, t);
+  if (rounding == Rounding::INT16) return code_unit<F, 2>(data, a, n, from, rows, t);
+  float_unit<F>(data, a, n, from, rows, t);
+}
+
+static void multiply_unit(const Linear& w, Rounding rounding, const uint8_t* data, const Activations& a,
+                          int64_t from, int64_t rows, Totals& t) {
   switch (w.format) {
     case Format::F32:
-      return float_unit<Format::F32>(data, a, n, from, rows, t);
+      return float_unit<Format::F32>(data, a, w.blocks(), from, rows, t);
     case Format::BF16:
-      return float_unit<Format::BF16>(data, a, n, from, rows, t);
+      return float_unit<Format::BF16>(data, a, w.blocks(), from, rows, t);
     case Format::Q8_0:
-      return int8 ? int8_unit<Format::Q8_0>(data, a, n, from, rows, t)
-                  : float_unit<Format::Q8_0>(data, a, n, from, rows, t);
+      return blocks_unit<Format::Q8_0>(w, rounding, data, a, from, rows, t);
     case Format::Q4_0:
-      return int8 ? int8_unit<Format::Q4_0>(data, a, n, from, rows, t)
-                  : float_unit<Format::Q4_0>(data, a, n, from, rows, t);
+      return blocks_unit<Format::Q4_0>(w, rounding, data, a, from, rows, t);
     case Format::Q4_1:
-      return int8 ? int8_unit<Format::Q4_1>(data, a, n, from, rows, t)
-                  : float_unit<Format::Q4_1>(data, a, n, from, rows, t);
+      return blocks_unit<Format::Q4_1>(w, rounding, data, a, from, rows, t);
   }
 }
 
-static void linear(const Linear& w, const Activations& x, bool int8, int64_t m, const Output& out,
+static void linear(const Linear& w, const Activations& x, Rounding rounding, int64_t m, const Output& out,
                    int64_t unit_begin, int64_t unit_end) {
   Totals t;
   const int64_t unit_bytes = 2 * w.blocks() * block_bytes(w.format);
@@ -183,7 +202,7 @@ static void linear(const Linear& w, const Activations& x, bool int8, int64_t m, 
     for (int64_t row = 0; row < m; row += ROW_CHUNK) {
       const int64_t rows = m - row < ROW_CHUNK ? m - row : ROW_CHUNK;
       __builtin_memset(t.of, 0, sizeof t.of[0] * static_cast<std::size_t>(rows));
-      multiply_unit(w, int8 && is_quantised(w.format), w.data + unit * unit_bytes, x, row, rows, t);
+      multiply_unit(w, rounding, w.data + unit * unit_bytes, x, row, rows, t);
       for (int64_t i = 0; i < rows; ++i) deliver(w, out, unit, row + i, t.of[i]);
     }
 }

@@ -19,7 +19,7 @@ from blockpilot_kernels import dispatch
 
 DEFAULT_MAX_LENGTH = 2048
 AUTO = "stored"
-WEIGHTS = ("auto", "dense", "stored", "stored-int8")
+WEIGHTS = ("auto", "dense", "stored", "stored-int16", "stored-int8")
 
 
 def resolve_device(name: str) -> torch.device:

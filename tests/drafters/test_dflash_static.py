@@ -132,10 +132,12 @@ def test_beside_blocks_the_drafter_is_rounded_to_bytes(drafter_for, name):
     reference = build("torch", checkpoint, 1, 128)
     expected = drafts(reference, DFlashDrafter(in_bytes(published), reference, 1))
     unrounded = drafts(reference, DFlashDrafter(published, reference, 1))
-    stored, int8 = (build("cpp", checkpoint, 1, 128, weights=w) for w in ("stored", "stored-int8"))
+    formats = ("stored", "stored-int8", "stored-int16")
+    stored, *others = (build("cpp", checkpoint, 1, 128, weights=w) for w in formats)
     ours = drafts(stored, CppDFlashDrafter(published, stored, 1))
     assert ours.tokens(0) == expected.tokens(0) and ours.counts[0] == expected.counts[0]
     found, wanted = torch.cat(ours.logits[0]), torch.cat(expected.logits[0])
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()  # the head's favourites are dozens high
     assert off_by(ours, unrounded) > 1e-3
-    assert 1e-3 < off_by(drafts(int8, CppDFlashDrafter(published, int8, 1)), expected) < 0.5
+    for rounded in others:
+        assert 1e-3 < off_by(drafts(rounded, CppDFlashDrafter(published, rounded, 1)), expected) < 0.5

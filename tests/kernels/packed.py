@@ -108,8 +108,9 @@ def rounded(x: Tensor, rounding: str, blocks: bool) -> Tensor:
         return x
     parts = x.unflatten(1, (-1, 32))
     top = parts.abs().amax(-1, keepdim=True)
-    codes = (parts * torch.where(top > 0, 127 / top, 0)).round()
-    return (codes.double() * (top / 127).double()).flatten(1)
+    most = torch.tensor({"int8": 127.0, "int16": 16256.0}[rounding])  # a number over a tensor is no division
+    codes = (parts * torch.where(top > 0, most / top, 0)).round()
+    return (codes.double() * (top / most).double()).flatten(1)
 
 
 HIDDEN, HEADS, KV_HEADS, DIM, INTERMEDIATE, LAYERS, VOCAB = 32, 4, 2, 8, 48, 2, 49

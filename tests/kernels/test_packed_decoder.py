@@ -38,6 +38,7 @@ KINDS = [
     ("BF16", "bfloat16", torch.bfloat16),
     ("Q8_0", "none", torch.float32),
     ("Q4_0", "int8", torch.float32),
+    ("Q4_1", "int16", torch.float32),
     ("Q4_1", "bfloat16", torch.bfloat16),
 ]
 NAN = float("nan")

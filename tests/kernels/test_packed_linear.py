@@ -69,7 +69,14 @@ def test_the_dequantised_product(isa, kind, rounding, bias):
 def test_roundings_differ():
     """Each of the comparisons above can fail: another rounding is further off than they allow."""
     product, x = make_product("Q8_0", 49, 96), inputs(9, 96)
-    for asked, other in (("none", "bfloat16"), ("none", "int8"), ("bfloat16", "none"), ("int8", "none")):
+    for asked, other in (
+        ("none", "bfloat16"),
+        ("none", "int8"),
+        ("bfloat16", "none"),
+        ("int8", "none"),
+        ("int16", "none"),
+        ("none", "int16"),
+    ):
         with pytest.raises(AssertionError):
             product.close(product(x, asked), x, other)
 
@@ -86,7 +93,8 @@ def test_the_largest_bytes_meet(isa, kind):
         product = Product(kind, weights.blob(), record, blocks.dequantise(), None)
         for sign in (1.0, -1.0):
             x = torch.full((3, 64), sign)
-            product.close(product(x, "int8"), x, "none")
+            for rounding in ("int8", "int16"):
+                product.close(product(x, rounding), x, "none")
 
 
 @pytest.mark.parametrize(("kind", "rounding"), PRODUCTS)
@@ -191,8 +199,8 @@ def test_other_inputs_are_refused():
             product(x)
     with pytest.raises(ValueError, match="p: expected shape"):
         weighted_rows(torch.zeros(1, 48), product.blob, product.record)
-    with pytest.raises(ValueError, match="rounding: expected 0, 1 or 2, got 3"):
-        torch.ops.blockpilot.packed_linear(torch.zeros(1, 64), product.blob, torch.tensor(product.record), 3)
+    with pytest.raises(ValueError, match="rounding: expected 0 … 3, got 4"):
+        torch.ops.blockpilot.packed_linear(torch.zeros(1, 64), product.blob, torch.tensor(product.record), 4)
 
 
 BAD_RECORDS = {

@@ -20,7 +20,7 @@ from tests.kernels.packed import rounded
 from tests.targets.gguf_files import hf_weights, write_gguf
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1")
-MODES = ("dense", "stored", "stored-int8")
+MODES = ("dense", "stored", "stored-int16", "stored-int8")
 DTYPES = (torch.float32, torch.bfloat16)
 MIXED = {"attn_k": Type.Q4_0, "attn_v": Type.F32, "ffn_up": Type.Q4_1, "ffn_down": Type.F16}
 ARCHITECTURES = {

@@ -38,7 +38,7 @@ PolicyOption = Annotated[
     ),
 ]
 DType = Literal["float32", "bfloat16"]
-Weights = Literal["auto", "stored", "stored-int8", "dense"]
+Weights = Literal["auto", "stored", "stored-int16", "stored-int8", "dense"]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="Arithmetic of the matrix products.")]
 WeightsOption = Annotated[
     Weights,

@@ -24,8 +24,8 @@ GetMatrix = Callable[[str], Matrix]
 
 def rounding_of(weights: str, dtype: torch.dtype) -> str:
     """How the inputs of products are rounded, for a weight format and a compute dtype."""
-    if weights == "stored-int8":
-        return "int8"
+    if weights.startswith("stored-"):
+        return weights.removeprefix("stored-")
     return "bfloat16" if dtype == torch.bfloat16 else "none"
 
 

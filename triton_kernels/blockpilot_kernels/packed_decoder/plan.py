@@ -12,7 +12,7 @@ from blockpilot_kernels.packed_decoder.formats import FORMATS, Matrix, pack
 
 _ALIGN = 64
 Record = tuple[int, int, int, int, int, int]
-ROUNDINGS = {"none": 0, "bfloat16": 1, "int8": 2}
+ROUNDINGS = {"none": 0, "bfloat16": 1, "int8": 2, "int16": 3}
 
 
 @dataclass
