@@ -109,24 +109,32 @@ static inline void code_block(const uint8_t* block, const Tile& x, int64_t first
   vi bytes[C][N] = {};
   Pairs pairs[C][N] = {};
 #pragma GCC unroll 1
-  for (int64_t g = 0; g < 8 / HALVES<F>; ++g)
+  for (int64_t g = 0; g < 8 / HALVES<F>; ++g) {
+    vi low[N], high[N];
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) {
       const vi both = load_codes(first + 64 * g + 4 * LANES * v);
-      const vi low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
-#pragma GCC unroll 8
-      for (int m = 0; m < C; ++m) {
-        int32_t four, later;
-        __builtin_memcpy(&four, x.codes + g * AHEAD + 4 * m, sizeof four);
-        if (BYTES) {
-          bytes[m][v] = dot_bytes(both, four, bytes[m][v]);
-          continue;
-        }
-        __builtin_memcpy(&later, x.codes + (4 + g) * AHEAD + 4 * m, sizeof later);
-        pairs[m][v] = dot_nibbles(low, four, pairs[m][v]);
-        pairs[m][v] = dot_nibbles(high, later, pairs[m][v]);
-      }
+      low[v] = BYTES ? both : both & 0x0f0f0f0f;
+      high[v] = (both >> 4) & 0x0f0f0f0f;
     }
+#pragma GCC unroll 8
+    for (int m = 0; m < C; ++m) {
+      int32_t four, later;
+      __builtin_memcpy(&four, x.codes + g * AHEAD + 4 * m, sizeof four);
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v)
+        if (BYTES)
+          bytes[m][v] = dot_bytes(low[v], four, bytes[m][v]);
+        else
+          pairs[m][v] = dot_nibbles(low[v], four, pairs[m][v]);
+      if (!BYTES) {
+        __builtin_memcpy(&later, x.codes + (4 + g) * AHEAD + 4 * m, sizeof later);
+#pragma GCC unroll 8
+        for (int v = 0; v < N; ++v) pairs[m][v] = dot_nibbles(high[v], later, pairs[m][v]);
+      }
+      __asm__ volatile("" ::: "memory");
+    }
+  }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8

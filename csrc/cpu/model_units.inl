@@ -83,31 +83,21 @@ static inline void float_tile(const uint8_t* data, const Activations& a, int64_t
   if (KEPT) store_totals<M, N>(sum, panel * VECTORS, total);
 }
 
-// Every block of a panel for one tile of inputs. Beyond a few sums the panel's vectors are taken in turn, as
-// those of all of them would not fit into registers; the loop is kept a loop so that they are not merged.
+// Every block of a panel for one tile of inputs, whose totals stay in registers while they are few.
 template <Format F, int M, int S>
 static inline void code_tile(const uint8_t* data, const Activations& a, int64_t blocks, int64_t row,
                              float (*total)[UNIT], int64_t panel) {
   constexpr bool KEPT = M * S * VECTORS <= 4;
-  constexpr int N = KEPT ? VECTORS : 1;
-  vf sum[M][N];
-  if (KEPT) load_totals<M, N>(total, panel * VECTORS, sum);
+  vf sum[M][VECTORS];
+  if (KEPT) load_totals<M, VECTORS>(total, panel * VECTORS, sum);
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* block = data + b * block_bytes(F);
     fetch_ahead<F>(block);
-    const Tile x = tile_at(a, blocks, S * row, b);
-    if (KEPT) {
-      code_block<F, M, S, N>(block, x, 0, sum);
-      continue;
-    }
-#pragma GCC unroll 1
-    for (int64_t v = 0; v < VECTORS; ++v) {
-      load_totals<M, N>(total, panel * VECTORS + v, sum);
-      code_block<F, M, S, N>(block, x, v, sum);
-      store_totals<M, N>(sum, panel * VECTORS + v, total);
-    }
+    if (!KEPT) load_totals<M, VECTORS>(total, panel * VECTORS, sum);
+    code_block<F, M, S, VECTORS>(block, tile_at(a, blocks, S * row, b), 0, sum);
+    if (!KEPT) store_totals<M, VECTORS>(sum, panel * VECTORS, total);
   }
-  if (KEPT) store_totals<M, N>(sum, panel * VECTORS, total);
+  if (KEPT) store_totals<M, VECTORS>(sum, panel * VECTORS, total);
 }
 
 // A block that is unpacked once for several tiles of rows.
@@ -147,7 +137,7 @@ static void code_unit(const uint8_t* data, const Activations& a, int64_t blocks,
                       Totals& t) {
   for (int64_t panel = 0; panel < 2; ++panel) {
     const uint8_t* first = data + panel * blocks * block_bytes(F);
-    FOR_ROW_TILES(TILE_ROWS / S, (code_tile<F, M, S>(first, a, blocks, from + row, t.of + row, panel)));
+    FOR_ROW_TILES(CODE_ROWS / S, (code_tile<F, M, S>(first, a, blocks, from + row, t.of + row, panel)));
   }
 }
 #undef FOR_ROW_TILES

@@ -3,7 +3,7 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 constexpr int64_t LANES = 8;
-constexpr int64_t TILE_ROWS = 8, FLOAT_ROWS = 4;
+constexpr int64_t TILE_ROWS = 8, FLOAT_ROWS = 4, CODE_ROWS = 4;
 typedef float vf __attribute__((vector_size(32)));
 typedef int32_t vi __attribute__((vector_size(32)));
 
@@ -25,7 +25,9 @@ static inline vf load_half(const uint16_t* p) {
 // below 2^15 and are added in 16 bits.
 typedef __m256i Pairs;
 static inline Pairs dot_nibbles(vi codes, int32_t x, Pairs sum) {
-  return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x)));
+  sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x)));
+  __asm__("" : "+x"(sum));  // added one by one: a tree of sums needs more registers than there are
+  return sum;
 }
 static inline vi widen(Pairs sum) { return (vi)_mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 
@@ -33,7 +35,9 @@ static inline vi widen(Pairs sum) { return (vi)_mm256_madd_epi16(sum, _mm256_set
 static inline vi dot_bytes(vi codes, int32_t x, vi sum) {
   const __m256i w = (__m256i)codes;
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(_mm256_set1_epi32(x), w));
-  return sum + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  sum += (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  __asm__("" : "+x"(sum));
+  return sum;
 }
 
 }  // namespace MODEL_ISA
