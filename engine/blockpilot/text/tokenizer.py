@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,20 @@ class Tokenizer:
         if self._template is None:
             raise ValueError("this model has no chat template: pass the prompt as a string or as token ids")
         return self._chat_ids(self._template, checked(prompt))
+
+    def unused_control(self, used: Collection[int]) -> int:
+        """The lowest control token that is no BOS or EOS and not among `used`: a mask for drafters.
+
+        Raises:
+            ValueError: there is none.
+        """
+        taken = {*used, *self.eos_token_ids, self.bos_token_id}
+        free = sorted(self._special.keys() - taken)
+        if not free:
+            raise ValueError(
+                "every control token of this tokenizer is in use; name the id that stands for a mask"
+            )
+        return free[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens and ids beyond the vocabulary have none."""

@@ -1,0 +1,95 @@
+"""The drafter's loss: position-decayed cross-entropy over a reduced vocabulary, with the target's own
+probabilities beside its choices.
+
+A step sees only some ids: the most frequent ones, those its labels and teachers need, and a random sample of the
+rest whose share of the softmax is weighted up by how rarely it is drawn (Bengio and Senécal 2008).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ABSENT = -100  # a label beyond the end of an answer
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the rows of a step should say.
+
+    Attributes:
+        ids: [M] the target's choice, `ABSENT` where there is none. weight: [M].
+        teacher_ids: [M, K] its likeliest ids; teacher_p: [M, K] their probabilities, at temperature 1.
+    """
+
+    ids: Tensor
+    weight: Tensor
+    teacher_ids: Tensor
+    teacher_p: Tensor
+
+
+def position_weights(columns: int, gamma: float) -> Tensor:
+    """exp(−(k−1)/γ) for k = 1 … columns (SpecForge)."""
+    return torch.exp(-torch.arange(columns, dtype=torch.float32) / gamma)
+
+
+class Vocabulary:
+    """Chooses the ids that a step's softmax runs over.
+
+    Args:
+        counts: [V] how often the training answers hold each id. size: ids a step sees, about; half of them are
+            the most frequent, the others change from step to step, an eighth at least being drawn.
+
+    Attributes:
+        seen: ids that the answers hold.
+    """
+
+    def __init__(self, counts: Tensor, size: int) -> None:
+        self.total, self.size = len(counts), min(size, len(counts))
+        self.seen = counts.nonzero()[:, 0]
+        self.frequent = counts.argsort(descending=True, stable=True)[: (self.size + 1) // 2]
+
+    def choose(self, labels: Labels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Sorted ids [C] of a step and what is added to their logits [C]."""
+        wanted = torch.zeros(self.total, dtype=torch.bool)
+        wanted[self.frequent] = True
+        wanted[labels.ids[labels.ids >= 0]] = True
+        wanted[labels.teacher_ids.flatten()] = True
+        rest = (~wanted).nonzero()[:, 0]
+        room = max(self.size // 8, self.size - int(wanted.sum()))
+        share = min(1.0, room / max(1, len(rest)))
+        drawn = rest[torch.rand(len(rest), generator=generator) < share]
+        extra = torch.zeros(self.total)
+        extra[drawn] = -math.log(share)
+        wanted[drawn] = True
+        ids = wanted.nonzero()[:, 0]
+        return ids, extra[ids]
+
+
+def draft_loss(
+    hidden: Tensor, head: Tensor, labels: Labels, ids: Tensor, extra: Tensor, distil: float
+) -> tuple[Tensor, Tensor]:
+    """Mean loss and which rows guess right among `ids` [M] bool.
+
+    (1 − λ)·CE(choice) + λ·Σ_k p_k·(−log q_k), weighted; λ = `distil`.
+
+    Args:
+        hidden: [M, H] rows with a label. head: [V, H] frozen.
+    """
+    rows = head[ids].to(hidden.dtype)
+    logits = F.linear(hidden, rows).float() + extra
+    place = torch.zeros(len(head), dtype=torch.long).scatter_(0, ids, torch.arange(len(ids)))
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    chosen = place[labels.ids]
+    loss = (normaliser - logits.gather(1, chosen[:, None]))[:, 0]
+    if distil > 0:
+        log_q = logits.gather(1, place[labels.teacher_ids]) - normaliser
+        loss = (1 - distil) * loss - distil * (labels.teacher_p * log_q).sum(-1)
+    weighted = (loss * labels.weight).sum() / labels.weight.sum()
+    with torch.no_grad():
+        right = logits.sub(extra).argmax(-1) == chosen
+    return weighted, right

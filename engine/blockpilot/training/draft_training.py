@@ -1,0 +1,206 @@
+"""Training a DFlash drafter on the target's own answers (arXiv 2602.06036, recipe of SpecForge).
+
+Warm-up, a constant rate, and a linear decay over the last part: a run that stopped in the constant part can be
+continued to any length.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from blockpilot.policies.atomic import replacing
+from blockpilot.training.draft_batches import Order, Reader, make_blocks, random_anchors
+from blockpilot.training.draft_loss import ABSENT, Labels, Vocabulary, draft_loss, position_weights
+from blockpilot.training.draft_model import DraftModel
+from blockpilot.training.draft_validation import validate
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Attributes:
+        blocks: in all. batch: answers of a step; anchors: blocks of each.
+        widths: (low, high): a step's width is drawn from low … high. gamma: of the position weights.
+        rate: peak learning rate; warm_up: blocks; decay: last share of the run over which the rate falls to 0.
+        vocabulary: ids of a step's softmax. distil: weight of the target's probabilities.
+        seed: of order, anchors, widths and sampled ids.
+    """
+
+    blocks: int
+    batch: int = 8
+    anchors: int = 32
+    widths: tuple[int, int] = (8, 8)
+    gamma: float = 4.0
+    rate: float = 1e-3
+    warm_up: int = 10_000
+    decay: float = 0.3
+    weight_decay: float = 0.01
+    vocabulary: int = 8192
+    distil: float = 0.5
+    clip: float = 1.0
+    seed: int = 0
+
+    def rate_at(self, done: int) -> float:
+        """Learning rate after `done` blocks."""
+        rising = (done + self.batch * self.anchors) / max(1, self.warm_up)
+        falling = (self.blocks - done) / max(1.0, self.decay * self.blocks)
+        return self.rate * max(0.0, min(1.0, rising, falling))
+
+
+class DraftTrainer:
+    """Model, optimiser and place in the data; `step` goes on, `save` and `load` take all of it along.
+
+    Args:
+        model: the drafter. readers: training answers. lengths: their ids, prompt included.
+        embedding, head: [V, H] of the target. counts: [V] ids in the training answers.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        recipe: Recipe,
+        readers: Sequence[Reader],
+        lengths: Sequence[int],
+        embedding: Tensor,
+        head: Tensor,
+        counts: Tensor,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.recipe, self.readers, self.lengths = model, recipe, readers, lengths
+        self.embedding, self.head, self._autocast = embedding, head, autocast
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": recipe.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=True)
+        self.vocabulary = Vocabulary(counts, recipe.vocabulary)
+        self.order = Order(recipe.seed, recipe.batch, len(readers))
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.blocks = self.steps = self.tokens = 0
+        self.seconds = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every block of the recipe was seen."""
+        return self.blocks >= self.recipe.blocks
+
+    def step(self) -> dict[str, Any]:
+        """One update; returns loss, share of right guesses by column, rate."""
+        begun, r = time.process_time(), self.recipe
+        for group in self.optimiser.param_groups:
+            group["lr"] = r.rate_at(self.blocks)
+        low, high = r.widths
+        width = low + int(torch.randint(high - low + 1, (), generator=self.generator))
+        loss, right, labels = self._loss(width)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), r.clip)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.steps += 1
+        self.blocks += r.batch * r.anchors
+        self.tokens += len(right)
+        self.seconds += time.process_time() - begun
+        column = (labels.ids != ABSENT).nonzero()[:, 0] % (width - 1)
+        return {
+            "loss": float(loss.detach()),
+            "column": column,
+            "right": right,
+            "rate": r.rate_at(self.blocks),
+        }
+
+    def _loss(self, width: int) -> tuple[Tensor, Tensor, Labels]:
+        r = self.recipe
+        answers = [self.readers[i]() for i in self.order.next(self.lengths)]
+        anchors = [random_anchors(a, r.anchors, self.generator) for a in answers]
+        weights = position_weights(width - 1, r.gamma)
+        blocks, labels = make_blocks(answers, anchors, width, self.model.config.mask_token_id, weights)
+        known = (labels.ids != ABSENT).nonzero()[:, 0]
+        parts = (labels.ids, labels.weight, labels.teacher_ids, labels.teacher_p)
+        kept = Labels(*(t[known] for t in parts))
+        ids, extra = self.vocabulary.choose(kept, self.generator)
+        with torch.autocast("cpu", self._autocast or torch.bfloat16, enabled=self._autocast is not None):
+            hidden = self.model(blocks, self.embedding)[:, :, 1:].flatten(0, 2)[known]
+            loss, right = draft_loss(hidden, self.head, kept, ids, extra, r.distil)
+        return loss, right, labels
+
+    def validate(self, readers: Sequence[Reader], widths: Sequence[int]) -> dict[str, Any]:
+        """A log line: τ by width, share of right guesses by column."""
+        self.model.eval()
+        ids = self.vocabulary.seen
+        taus, accuracy = validate(self.model, readers, self.embedding, self.head, ids, widths)
+        self.model.train()
+        return self.line("validation") | {"tau": {str(k): v for k, v in taus.items()}, "accuracy": accuracy}
+
+    def line(self, kind: str) -> dict[str, Any]:
+        """What every log line begins with."""
+        place = {"step": self.steps, "blocks": self.blocks, "tokens": self.tokens}
+        return {"kind": kind, **place, "cpu_seconds": self.seconds, "epoch": self.order.epoch}
+
+    def save(self, path: Path) -> None:
+        """Everything that a run needs to go on as if it had not stopped, in one safetensors file."""
+        names = {p: n for n, p in self.model.named_parameters()}
+        tensors = {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
+        for parameter, state in self.optimiser.state.items():
+            for key in ("exp_avg", "exp_avg_sq"):
+                tensors[f"{key}.{names[parameter]}"] = state[key]
+        tensors |= {"generator": self.generator.get_state(), "scale": self.model.scale}
+        place = {k: getattr(self, k) for k in ("blocks", "steps", "tokens", "seconds")}
+        order = {k: getattr(self.order, k) for k in ("size", "epoch", "at")}
+        metadata = {"recipe": asdict(self.recipe), "place": place, "order": order}
+        with replacing(path) as temporary:
+            save_file(
+                {k: v.contiguous().clone() for k, v in tensors.items()},
+                temporary,
+                metadata={k: json.dumps(v) for k, v in metadata.items()},
+            )
+
+    def load(self, path: Path) -> None:
+        """Go on from a `save` of the same recipe, except for `blocks` and `decay`.
+
+        Raises:
+            ValueError: a file of another recipe or another drafter.
+        """
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            metadata = {k: json.loads(v) for k, v in file.metadata().items()}
+        ours = json.loads(json.dumps(asdict(self.recipe)))
+        free = ("blocks", "decay", "rate")
+        if other := [k for k in ours if k not in free and ours[k] != metadata["recipe"].get(k)]:
+            changes = "; ".join(f"{k}: {metadata['recipe'].get(k)!r}, not {ours[k]!r}" for k in other)
+            raise ValueError(f"{path}: the run there has another recipe ({changes}); use another folder")
+        tensors = load_file(path)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                found = tensors.get(f"model.{name}")
+                if found is None or found.shape != parameter.shape:
+                    raise ValueError(
+                        f"{path}: expected {name} {list(parameter.shape)}; it holds another drafter"
+                    )
+                parameter.copy_(found)
+                self.optimiser.state[parameter] = {
+                    "step": torch.tensor(float(metadata["place"]["steps"])),
+                    "exp_avg": tensors[f"exp_avg.{name}"],
+                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"],
+                }
+        self.generator.set_state(tensors["generator"])
+        self.model.scale.copy_(tensors["scale"])
+        for key, value in metadata["place"].items():
+            setattr(self, key, value)
+        for key, value in metadata["order"].items():
+            setattr(self.order, key, value)
+
+
+Log = Callable[[dict[str, Any]], None]

@@ -1,0 +1,76 @@
+"""What a drafter in training would be worth: τ by width from teacher-forced answers, without decoding.
+
+Greedy answers are the same at every width, so the drafter's guesses from every anchor say which steps decoding
+would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from blockpilot.training.draft_batches import Reader, all_anchors, make_blocks
+from blockpilot.training.draft_model import DraftModel
+
+ROWS = 512  # rows whose logits exist at once
+
+
+@torch.no_grad()
+def right_guesses(
+    model: DraftModel, reader: Reader, embedding: Tensor, head: Tensor, ids: Tensor, width: int
+) -> Tensor:
+    """[anchors, width − 1] bool: which columns of a block at every anchor guess the answer's id.
+
+    Args:
+        embedding: [V, H]. head: [C, H] of the ids [C] that may be guessed.
+    """
+    answer = reader()
+    weights = torch.ones(width - 1)
+    mask = model.config.mask_token_id
+    blocks, labels = make_blocks([answer], [all_anchors(answer)], width, mask, weights)
+    hidden = model(blocks, embedding)[:, :, 1:].flatten(0, 2)
+    guesses = torch.cat([ids[F.linear(h.to(head.dtype), head).argmax(-1)] for h in hidden.split(ROWS)])
+    return guesses.eq(labels.ids).view(-1, width - 1)
+
+
+def count_steps(right: Tensor) -> tuple[int, int]:
+    """(committed, steps) of decoding a whole answer, from `right_guesses`."""
+    accepted = right.long().cumprod(1).sum(1).tolist()
+    at = steps = 0
+    while at < len(accepted):
+        at += min(accepted[at] + 1, len(accepted) - at)
+        steps += 1
+    return len(accepted), steps
+
+
+def validate(
+    model: DraftModel,
+    readers: Sequence[Reader],
+    embedding: Tensor,
+    head: Tensor,
+    ids: Tensor,
+    widths: Sequence[int],
+) -> tuple[dict[int, float], list[float]]:
+    """Mean τ over answers by width, and the share of right guesses by column at the widest.
+
+    Guesses run over `ids`, those that training saw: others are hardly ever right and cost as much.
+    """
+    rows = head[ids]
+    taus: dict[int, float] = {}
+    accuracy: list[float] = []
+    for width in sorted(widths):
+        each, right, offered = [], torch.zeros(width - 1), torch.zeros(width - 1)
+        for reader in readers:
+            guesses = right_guesses(model, reader, embedding, rows, ids, width)
+            if len(guesses) == 0:
+                continue
+            committed, steps = count_steps(guesses)
+            each.append(committed / steps)
+            right += guesses.sum(0)
+            offered += (len(guesses) - torch.arange(width - 1)).clamp_min(0)
+        taus[width] = sum(each) / max(1, len(each))
+        accuracy = (right / offered.clamp_min(1)).tolist()
+    return taus, accuracy

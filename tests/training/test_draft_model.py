@@ -1,0 +1,144 @@
+"""The trainable drafter guesses what the engine's does, sees what it may, and is worth what decoding finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockpilot import LLM
+from blockpilot.drafters.dflash_checkpoint import load_dflash, save_dflash
+from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.params import SamplingParams
+from blockpilot.targets.checkpoint import load_checkpoint
+from blockpilot.training.draft_batches import all_anchors, make_blocks
+from blockpilot.training.draft_data import FeatureCache
+from blockpilot.training.draft_model import DraftModel, drafter_config, start_from_target
+from blockpilot.training.draft_validation import count_steps, right_guesses, validate
+from tests.tiny import save_drafter, save_target
+
+LENGTH = 24
+PROMPTS = [[5, 9, 4, 11], [3, 3, 7], [20, 4, 6, 8, 12, 30, 3]]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    target = save_target(folder / "target", request.param, eos_token_id=31)
+    return target, save_drafter(folder / "drafter", target, block_size=6, rope_theta=10000.0)
+
+
+@pytest.fixture(scope="module")
+def decoded(pair):
+    """width → outputs."""
+    with LLM(pair[0], drafter=pair[1], max_length=64) as llm:
+        return {
+            w: llm.generate(PROMPTS, [SamplingParams(max_new_tokens=LENGTH, width=w)] * len(PROMPTS))
+            for w in (1, 2, 4, 6, 8)
+        }
+
+
+def read(pair, decoded, folder: Path):
+    """Readers of the decoded answers, the features read by the target itself."""
+    rows = [{"prompt_ids": p, "output_ids": o.token_ids} for p, o in zip(PROMPTS, decoded[1], strict=True)]
+    config = load_dflash(Path(pair[1])).config
+    cache = FeatureCache(folder, {"target": "tiny"})
+    with LLM(pair[0], max_requests=1, max_length=64) as llm:
+        llm.target.use_features([i + 1 for i in config.target_layer_ids])
+        cache.write("0.jsonl", "digest", llm.target, rows, lambda n: None)
+    return list(cache.answers("0.jsonl", rows))
+
+
+def model_of(pair) -> tuple[DraftModel, torch.Tensor, torch.Tensor]:
+    drafter, target = load_dflash(Path(pair[1])), load_checkpoint(pair[0])
+    scale = torch.tensor([0.5, 2.0, 3.0])
+    model = DraftModel(drafter.config, 64, scale)
+    model.take(drafter.tensors)
+    return model, target.tensors["model.embed_tokens.weight"], target.tensors["lm_head.weight"]
+
+
+def test_validation_counts_the_steps_of_decoding(pair, decoded, tmp_path):
+    readers = read(pair, decoded, tmp_path)
+    model, embedding, head = model_of(pair)
+    every = torch.arange(len(head))
+    kept = set()
+    for width in (2, 4, 6, 8):
+        for reader, output in zip(readers, decoded[width], strict=True):
+            assert (
+                output.token_ids
+                == decoded[1][0 if output is decoded[width][0] else decoded[width].index(output)].token_ids
+            )
+            right = right_guesses(model, reader, embedding, head, every, width)
+            assert count_steps(right) == (output.stats.committed, output.stats.steps)
+            kept |= set(right.long().cumprod(1).sum(1).tolist())
+    assert kept >= {0, 1, 2}
+    taus, accuracy = validate(model, readers, embedding, head, every, [2, 4])
+    for width in (2, 4):
+        expected = [o.stats.committed / o.stats.steps for o in decoded[width]]
+        assert taus[width] == pytest.approx(sum(expected) / len(expected))
+    assert len(accuracy) == 3 and all(0 <= a <= 1 for a in accuracy)
+
+
+def test_teachers_begin_with_what_the_target_chose(pair, decoded, tmp_path):
+    for reader, output in zip(read(pair, decoded, tmp_path), decoded[1], strict=True):
+        answer = reader()
+        assert answer.teacher_ids[:, 0].tolist() == output.token_ids
+        assert answer.features.shape == (len(answer.ids) - 1, 3 * 32)
+        assert answer.teacher_p.sum(1).max() <= 1.01 and answer.teacher_p.min() >= 0
+
+
+def test_a_cache_of_another_origin_is_made_anew(pair, decoded, tmp_path):
+    read(pair, decoded, tmp_path)
+    assert FeatureCache(tmp_path, {"target": "tiny"}).has("0.jsonl", "digest")
+    assert not FeatureCache(tmp_path, {"target": "tiny"}).has("0.jsonl", "another")
+    assert not FeatureCache(tmp_path, {"target": "other"}).has("0.jsonl", "digest")
+    assert not FeatureCache(tmp_path, {"target": "tiny"}).has("1.jsonl", "digest")
+    (tmp_path / "0.safetensors").write_bytes(b"torn")
+    assert not FeatureCache(tmp_path, {"target": "tiny"}).has("0.jsonl", "digest")
+
+
+def test_a_block_sees_nothing_at_or_after_its_anchor(pair, decoded, tmp_path):
+    """Nor the other blocks, nor the other answers."""
+    answer = read(pair, decoded, tmp_path)[2]()
+    model, embedding, _ = model_of(pair)
+    anchors = all_anchors(answer)[::5]
+    weights = torch.ones(5)
+    blocks, _ = make_blocks([answer, answer], [anchors, anchors], 6, 1, weights)
+    before = model(blocks, embedding)
+    for i, anchor in enumerate(anchors.tolist()):
+        features = blocks.features.clone()
+        features[0, anchor:] = 7.0
+        features[1] = -3.0
+        changed = blocks.tokens.clone()
+        changed[:, [k for k in range(len(anchors)) if k != i]] = 9
+        after = model(type(blocks)(features, blocks.anchor, changed), embedding)
+        assert torch.allclose(after[0, i], before[0, i], atol=1e-5)
+        features[0, anchor - 1] += 1.0
+        seen = model(type(blocks)(features, blocks.anchor, changed), embedding)
+        assert not torch.allclose(seen[0, i], before[0, i], atol=1e-3)
+
+
+def test_weights_survive_the_published_format(pair, tmp_path):
+    model, *_ = model_of(pair)
+    config = load_dflash(Path(pair[1])).config
+    save_dflash(tmp_path / "out", config.source, model.tensors())
+    again = load_dflash(tmp_path / "out").tensors
+    for name, tensor in load_dflash(Path(pair[1])).tensors.items():
+        torch.testing.assert_close(again[name], tensor)
+
+
+def test_a_start_from_target_layers(pair):
+    target = load_checkpoint(pair[0])
+    source = drafter_config(target.config, 2, 4, 1, None)
+    config = DFlashConfig.from_json(source)
+    assert config.block_size == 4 and config.num_target_layers == 4
+    model = DraftModel(config, 32, torch.ones(len(config.target_layer_ids)))
+    start_from_target(model, target.tensors, (0, 3))
+    made = model.tensors()
+    for ours, theirs in ((0, 0), (1, 3)):
+        for name in ("self_attn.q_proj", "mlp.down_proj", "input_layernorm"):
+            expected = target.tensors[f"model.layers.{theirs}.{name}.weight"]
+            assert torch.equal(made[f"layers.{ours}.{name}.weight"], expected.float())
+    with pytest.raises(ValueError, match="expected 2 target layers"):
+        start_from_target(model, target.tensors, (0,))

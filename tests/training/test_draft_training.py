@@ -1,0 +1,127 @@
+"""Steps of training: what they see, that they learn, and that a run resumes exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.targets.checkpoint import load_checkpoint
+from blockpilot.training.draft_batches import Order, make_blocks, random_anchors
+from blockpilot.training.draft_data import Answer
+from blockpilot.training.draft_loss import ABSENT
+from blockpilot.training.draft_model import DraftModel, drafter_config
+from blockpilot.training.draft_training import DraftTrainer, Recipe
+from tests.tiny import MASK, save_target
+
+RECIPE = Recipe(blocks=64, batch=2, anchors=4, widths=(2, 5), warm_up=8, vocabulary=16, rate=3e-3)
+
+
+def answer(i: int) -> Answer:
+    """Ids that count upwards from a start that the prompt tells."""
+    gen = torch.Generator().manual_seed(i)
+    ids = [3 + (i + k) % 25 for k in range(14 + i % 3)]
+    features = torch.randn(len(ids) - 1, 2 * 32, generator=gen).bfloat16()
+    teacher_ids = torch.tensor(ids[4:])[:, None].expand(-1, 2).clone()
+    teacher_ids[:, 1] = 30
+    return Answer(ids, 4, features, teacher_ids, torch.tensor([0.8, 0.1]).expand(len(ids) - 4, 2))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return load_checkpoint(save_target(tmp_path_factory.mktemp("target")))
+
+
+def trainer(target, recipe=RECIPE, count=10) -> DraftTrainer:
+    config = DFlashConfig.from_json(drafter_config(target.config, 1, 4, MASK, (0, 2)))
+    torch.manual_seed(1)
+    model = DraftModel(config, 20, torch.ones(2))
+    answers = [answer(i) for i in range(count)]
+    readers = [lambda a=a: a for a in answers]
+    tensors = target.tensors
+    counts = torch.bincount(torch.tensor([t for a in answers for t in a.ids]), minlength=32).float()
+    embedding, head = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    return DraftTrainer(model, recipe, readers, [len(a.ids) for a in answers], embedding, head, counts)
+
+
+def test_blocks_and_labels():
+    a = answer(1)
+    blocks, labels = make_blocks([a], [torch.tensor([4, 12, -1])], 4, MASK, torch.tensor([1.0, 0.5, 0.25]))
+    assert blocks.tokens.tolist() == [
+        [[a.ids[4], MASK, MASK, MASK], [a.ids[12], MASK, MASK, MASK], [a.ids[0], MASK, MASK, MASK]]
+    ]
+    ids = labels.ids.view(3, 3).tolist()
+    assert ids == [a.ids[5:8], [*a.ids[13:], *[ABSENT] * (3 - len(a.ids[13:]))], [ABSENT] * 3]
+    assert labels.weight.view(3, 3)[0].tolist() == [1.0, 0.5, 0.25]
+    assert labels.teacher_ids.view(3, 3, 2)[0, :, 0].tolist() == a.ids[5:8]
+
+
+def test_anchors_are_answered_positions_with_a_successor():
+    a, generator = answer(0), torch.Generator().manual_seed(0)
+    places = random_anchors(a, 40, generator)
+    assert len(places) == 40 and sorted(p for p in places.tolist() if p >= 0) == list(range(4, 13))
+    assert set(random_anchors(a, 3, generator).tolist()) <= set(range(4, 13))
+
+
+def test_an_order_passes_over_everything_once_and_takes_up_new_answers():
+    lengths = list(range(20))
+    order = Order(3, 4, 10)
+    first = [i for _ in range(2) for i in order.next(lengths)]
+    assert len(set(first)) == 8 and max(first) < 10 and order.epoch == 0
+    second = [i for _ in range(5) for i in order.next(lengths)]
+    assert sorted(second) == list(range(20)) and order.epoch == 1
+    resumed = Order(3, 4, 20, epoch=1, at=0)
+    assert [i for _ in range(5) for i in resumed.next(lengths)] == second
+
+
+def test_training_learns(target):
+    run = trainer(target, replace(RECIPE, blocks=8 * 400))
+    first = [run.step()["loss"] for _ in range(10)]
+    while not run.finished:
+        last = run.step()
+    assert last["loss"] < 0.6 * sum(first) / len(first)
+    assert last["rate"] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_resumed_run_ends_in_the_same_bits(target, tmp_path):
+    whole = trainer(target)
+    while not whole.finished:
+        whole.step()
+    part = trainer(target)
+    for _ in range(3):
+        part.step()
+    part.save(tmp_path / "state.safetensors")
+    again = trainer(target)
+    again.load(tmp_path / "state.safetensors")
+    assert (again.steps, again.blocks) == (3, 24)
+    while not again.finished:
+        again.step()
+    for (name, a), b in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert again.tokens == whole.tokens
+
+
+def test_another_recipe_or_drafter_is_refused(target, tmp_path):
+    run = trainer(target)
+    run.step()
+    run.save(tmp_path / "state.safetensors")
+    with pytest.raises(ValueError, match=r"distil: 0\.5, not 0\.1"):
+        trainer(target, replace(RECIPE, distil=0.1)).load(tmp_path / "state.safetensors")
+    longer = trainer(target, replace(RECIPE, blocks=128))
+    longer.load(tmp_path / "state.safetensors")
+    assert not longer.finished
+
+
+def test_the_rate_rises_stays_and_falls():
+    recipe = Recipe(blocks=1000, batch=1, anchors=10, warm_up=100, decay=0.3, rate=1.0)
+    assert [round(recipe.rate_at(n), 2) for n in (0, 40, 90, 500, 700, 850, 1000)] == [
+        0.1,
+        0.5,
+        1,
+        1,
+        1,
+        0.5,
+        0,
+    ]
