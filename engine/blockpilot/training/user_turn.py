@@ -19,14 +19,19 @@ class UserTurn:
     """Ids around the words of a first user turn.
 
     Attributes:
-        start: ids before the words, a system prompt included. end: ids after them, up to the answer.
-        stop: the control token in `end` that ends the turn.
+        start: ids before the words, a system prompt included. gap: blanks after them.
+        end: ids from the control token that ends the turn up to where the answer begins.
     """
 
     tokenizer: Tokenizer
     start: tuple[int, ...]
+    gap: tuple[int, ...]
     end: tuple[int, ...]
-    stop: int
+
+    @property
+    def stop(self) -> int:
+        """The control token that ends the turn."""
+        return self.end[0]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> UserTurn:
@@ -55,7 +60,7 @@ class UserTurn:
                 "source: expected a chat template that ends the user's turn with a control token, got "
                 f"{tokenizer.decode(end)!r}; {_INSTEAD}"
             )
-        return cls(tokenizer, tuple(start), tuple(end), end[stop])
+        return cls(tokenizer, tuple(start), tuple(end[:stop]), tuple(end[stop:]))
 
     def open(self, opening: str) -> list[int]:
         """Ids of a turn that begins with these words and has not ended."""
@@ -65,7 +70,9 @@ class UserTurn:
         cut = len(ids) - len(self.end)
         if tuple(ids[cut:]) != self.end:
             raise ValueError(f"source: the chat template ends the turn {opening!r} unlike others; {_INSTEAD}")
-        return ids[:cut]
+        # Blanks may have become one token with the end of the words; those stay.
+        blanks = len(self.gap) if tuple(ids[:cut][-len(self.gap) or cut :]) == self.gap else 0
+        return ids[: cut - blanks]
 
     def words(self, ids: Sequence[int]) -> str:
         """Text of the user's words in the ids of a turn, blanks around it removed."""
