@@ -58,12 +58,12 @@ def test_control_ids_and_templates_are_told_apart(folder: Path) -> None:
     ours, other = load(folder), tokenizer(byte_level(chat_template=TEMPLATE + " "))
     spelled = ours.encode("    ") + ours.encode("Hello, 12345 dogs!")
     assert not any(map(ours.is_control, spelled))
-    assert [i for i in range(ours.vocab_size) if ours.is_control(i)] == [0, 1, 2, *ours_added(ours)]
+    assert [i for i in range(ours.vocab_size) if ours.is_control(i)] == [0, 1, 2, *user_defined(ours)]
     assert ours.template_fingerprint == load(folder).template_fingerprint != other.template_fingerprint
     assert tokenizer(byte_level()).template_fingerprint is None
 
 
-def ours_added(ours: Tokenizer) -> list[int]:
+def user_defined(ours: Tokenizer) -> list[int]:
     """Ids of the user-defined tokens that are no blanks."""
     return [ours.vocab_size - 3, ours.vocab_size - 2]
 

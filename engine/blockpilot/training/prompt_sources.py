@@ -166,7 +166,11 @@ def _held_out(options: DataOptions, families: Sequence[str]) -> list[str]:
     """Sorted names of the families for validation; they do not depend on how many prompts are made."""
     asked = options.validation_families
     if asked is None:
-        return sorted(Draw(f"validation:{options.seed}").some(families, min(3, len(families) // 3)))
+        draw = Draw(f"validation:{options.seed}")
+        if options.source != "mixed":
+            return sorted(draw.some(families, min(3, len(families) // 3)))
+        rare = [f for f in families if f not in openings.FAMILIES]  # three of these would be too few rows
+        return sorted([*draw.some(openings.FAMILIES, 2), draw.pick(rare)])
     unknown = sorted(set(asked) - set(families))
     if unknown:
         raise ValueError(f"validation_families: expected some of {list(families)}, got {unknown}")
