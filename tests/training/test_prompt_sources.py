@@ -9,8 +9,8 @@ from blockpilot.training.prompt_sources import DataOptions, PromptSource
 def test_a_draft_depends_on_its_place_and_not_on_shards_or_counts():
     for source in ("own", "target", "mixed"):
         small, large = (DataOptions(source=source, shard_prompts=n) for n in (5, 20))
-        parts = [PromptSource(small, 20).shard(i) for i in range(4)]
-        assert sum(parts, []) == PromptSource(large, 50).shard(0)
+        parts = [d for i in range(4) for d in PromptSource(small, 20).shard(i)]
+        assert parts == PromptSource(large, 50).shard(0)
         assert len({d.id for d in PromptSource(large, 20).shard(0)}) == 20
         assert PromptSource(large, 50).shards == 3
         assert PromptSource(DataOptions(source=source, seed=1)).shard(0) != PromptSource(
