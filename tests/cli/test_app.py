@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from blockpilot import __version__
-from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, train_policy
+from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, make_data, train_policy
 from blockpilot.cli.console import finite
 from blockpilot.cli.group import INTERRUPTION, guarded
 from blockpilot.errors import NonFiniteLogitsError
@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": bench,
     "calibrate": calibrate,
     "label": label,
+    "make-data": make_data,
     "train-policy": train_policy,
     "doctor": doctor,
 }

@@ -54,6 +54,20 @@ def test_the_fingerprint_sees_swapped_ids() -> None:
     assert swapped.vocab_size == plain.vocab_size and swapped.fingerprint != plain.fingerprint
 
 
+def test_control_ids_and_templates_are_told_apart(folder: Path) -> None:
+    ours, other = load(folder), tokenizer(byte_level(chat_template=TEMPLATE + " "))
+    spelled = ours.encode("    ") + ours.encode("Hello, 12345 dogs!")
+    assert not any(map(ours.is_control, spelled))
+    assert [i for i in range(ours.vocab_size) if ours.is_control(i)] == [0, 1, 2, *user_defined(ours)]
+    assert ours.template_fingerprint == load(folder).template_fingerprint != other.template_fingerprint
+    assert tokenizer(byte_level()).template_fingerprint is None
+
+
+def user_defined(ours: Tokenizer) -> list[int]:
+    """Ids of the user-defined tokens that are no blanks."""
+    return [ours.vocab_size - 3, ours.vocab_size - 2]
+
+
 def test_ordinary_text_equals_transformers(folder: Path) -> None:
     ours, theirs = load(folder), AutoTokenizer.from_pretrained(folder)
     for text in TEXTS[:5]:

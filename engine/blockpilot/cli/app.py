@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blockpilot import __version__
-from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, train_policy
+from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, make_data, train_policy
 from blockpilot.cli.console import json_help, say
 from blockpilot.cli.group import CommandGroup
 
@@ -46,6 +46,7 @@ for module, name in (
     (bench, "bench"),
     (calibrate, "calibrate"),
     (label, "label"),
+    (make_data, "make-data"),
     (train_policy, "train-policy"),
     (doctor, "doctor"),
 ):

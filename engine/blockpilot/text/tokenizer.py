@@ -35,6 +35,7 @@ class Tokenizer:
         vocab_size: highest id + 1; a target may have more rows, as padding.
         eos_token_ids: union of the ids that config, generation config and tokenizer declare.
         fingerprint: SHA-256 of the (id, token) table: equal for equal vocabularies from whatever files.
+        template_fingerprint: SHA-256 of the chat template's source, or None.
     """
 
     def __init__(
@@ -57,6 +58,9 @@ class Tokenizer:
         self.bos_token_id: int | None = bos_token_id if bos is None else bos
         self._prefix = list(parts.prefix)
         self._template = ChatTemplate(parts.template, parts.special) if parts.template else None
+        self.template_fingerprint = (
+            hashlib.sha256(parts.template.encode()).hexdigest() if parts.template else None
+        )
         state = backend.decoder.__getstate__() if backend.decoder is not None else None
         self._decoder: Mapping[str, Any] | None = json.loads(state) if state else None
         self.detokenizer()  # refuses a decoder that cannot be streamed, now and not at the first token
@@ -65,6 +69,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether string prompts are chat turns; without a template they are raw text."""
         return self._template is not None
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether an id is one that no text spells: a special token or another added one that is no blank."""
+        return token_id in self._control
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text: no BOS, and control tokens that the text spells out are text."""

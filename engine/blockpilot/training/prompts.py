@@ -135,27 +135,58 @@ def _records(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
+class EvaluationTexts:
+    """Runs of n words of evaluation records, indexed once for any number of texts to compare.
+
+    An evaluation text of 5 to n−1 words counts when the whole of it occurs; shorter ones carry no evidence.
+
+    Args:
+        files: JSONL; every string of a record counts.
+
+    Raises:
+        ValueError: n below 5, or a file that is no JSONL.
+    """
+
+    def __init__(self, files: Sequence[str | Path], n: int = 13) -> None:
+        if n < _MIN_GRAM:
+            raise ValueError(f"n: expected at least {_MIN_GRAM} words, got {n}")
+        self._grams: dict[tuple[str, ...], tuple[str, str]] = {}
+        for file in files:
+            for number, record in _records(Path(file)):
+                where = (Path(file).name, str(record.get("id", f"line {number}")))
+                for text in _strings(record):
+                    w = words(text)
+                    if len(w) >= _MIN_GRAM:
+                        for gram in _runs(w, min(n, len(w))):
+                            self._grams.setdefault(gram, where)
+        self._sizes = sorted({len(g) for g in self._grams})
+
+    def shares(self, text: str) -> bool:
+        """Whether a text has a run of words in common with any record."""
+        return next(self._found(text), None) is not None
+
+    def overlaps(self, prompt: Mapping[str, str]) -> Iterator[Overlap]:
+        """One overlap of a prompt ("id", "prompt") per evaluation record."""
+        seen = set[tuple[str, str]]()
+        for gram, where in self._found(prompt["prompt"]):
+            if where not in seen:
+                seen.add(where)
+                yield Overlap(prompt["id"], *where, " ".join(gram))
+
+    def _found(self, text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, str]]]:
+        w = words(text) if self._grams else []
+        for size in self._sizes:
+            for gram in _runs(w, size):
+                if gram in self._grams:
+                    yield gram, self._grams[gram]
+
+
 def contamination(
     prompts: Sequence[dict[str, str]], evaluation_files: Sequence[str | Path], n: int = 13
 ) -> list[Overlap]:
-    """Runs of n words shared with any string of the evaluation records; one overlap per pair of texts.
-
-    An evaluation text of 5 to n−1 words counts when the whole of it occurs; shorter ones carry no evidence.
-    """
-    if n < _MIN_GRAM:
-        raise ValueError(f"n: expected at least {_MIN_GRAM} words, got {n}")
-    grams: dict[tuple[str, ...], tuple[str, str]] = {}
-    for file in evaluation_files:
-        for number, record in _records(Path(file)):
-            name = str(record.get("id", f"line {number}"))
-            for text in _strings(record):
-                w = words(text)
-                size = min(n, len(w))
-                if size >= _MIN_GRAM:
-                    for i in range(len(w) - size + 1):
-                        grams.setdefault(tuple(w[i : i + size]), (Path(file).name, name))
-    sizes = sorted({len(g) for g in grams})
-    return [o for p in prompts for o in _overlaps(p, grams, sizes)]
+    """Runs of n words shared with any string of the evaluation records; one overlap per pair of texts."""
+    texts = EvaluationTexts(evaluation_files, n)
+    return [o for p in prompts for o in texts.overlaps(p)]
 
 
 def _strings(value: Any) -> Iterable[str]:
@@ -166,17 +197,8 @@ def _strings(value: Any) -> Iterable[str]:
             yield from _strings(item)
 
 
-def _overlaps(
-    prompt: dict[str, str], grams: dict[tuple[str, ...], tuple[str, str]], sizes: Sequence[int]
-) -> Iterable[Overlap]:
-    w, seen = words(prompt["prompt"]), set[tuple[str, str]]()
-    for size in sizes:
-        for i in range(len(w) - size + 1):
-            gram = tuple(w[i : i + size])
-            where = grams.get(gram)
-            if where and where not in seen:
-                seen.add(where)
-                yield Overlap(prompt["id"], *where, " ".join(gram))
+def _runs(w: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(w[i : i + size]) for i in range(len(w) - size + 1))
 
 
 def split(
