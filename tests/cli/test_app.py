@@ -9,7 +9,17 @@ import sys
 import pytest
 
 from blockpilot import __version__
-from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, make_data, train_policy
+from blockpilot.cli import (
+    bench,
+    calibrate,
+    demo,
+    doctor,
+    generate,
+    label,
+    make_data,
+    train_draft,
+    train_policy,
+)
 from blockpilot.cli.console import finite
 from blockpilot.cli.group import INTERRUPTION, guarded
 from blockpilot.errors import NonFiniteLogitsError
@@ -21,6 +31,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "label": label,
     "make-data": make_data,
+    "train-draft": train_draft,
     "train-policy": train_policy,
     "doctor": doctor,
 }

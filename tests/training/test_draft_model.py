@@ -13,9 +13,10 @@ from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.params import SamplingParams
 from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.training.draft_batches import all_anchors, make_blocks
-from blockpilot.training.draft_data import FeatureCache
+from blockpilot.training.draft_data import Answer, FeatureCache, read_answer
 from blockpilot.training.draft_model import DraftModel, drafter_config, start_from_target
 from blockpilot.training.draft_validation import count_steps, right_guesses, validate
+from tests.engine.pair import write_tokenizer
 from tests.tiny import save_drafter, save_target
 
 LENGTH = 24
@@ -25,7 +26,8 @@ PROMPTS = [[5, 9, 4, 11], [3, 3, 7], [20, 4, 6, 8, 12, 30, 3]]
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    target = save_target(folder / "target", request.param, eos_token_id=31)
+    target = save_target(folder / "target", request.param, vocab=48, eos_token_id=1)
+    write_tokenizer(target)
     return target, save_drafter(folder / "drafter", target, block_size=6, rope_theta=10000.0)
 
 
@@ -39,36 +41,52 @@ def decoded(pair):
         }
 
 
+def rows_of(decoded):
+    return [{"prompt_ids": p, "output_ids": o.token_ids} for p, o in zip(PROMPTS, decoded[1], strict=True)]
+
+
+def listening(pair) -> LLM:
+    llm = LLM(pair[0], max_requests=1, max_length=64)
+    llm.target.use_features([i + 1 for i in load_dflash(Path(pair[1])).config.target_layer_ids])
+    return llm
+
+
 def read(pair, decoded, folder: Path):
-    """Readers of the decoded answers, the features read by the target itself."""
-    rows = [{"prompt_ids": p, "output_ids": o.token_ids} for p, o in zip(PROMPTS, decoded[1], strict=True)]
-    config = load_dflash(Path(pair[1])).config
-    cache = FeatureCache(folder, {"target": "tiny"})
-    with LLM(pair[0], max_requests=1, max_length=64) as llm:
-        llm.target.use_features([i + 1 for i in config.target_layer_ids])
+    """Readers of the decoded answers through a cache."""
+    rows, cache = rows_of(decoded), FeatureCache(folder, {"target": "tiny"})
+    with listening(pair) as llm:
         cache.write("0.jsonl", "digest", llm.target, rows, lambda n: None)
     return list(cache.answers("0.jsonl", rows))
 
 
+def unrounded(pair, decoded):
+    """The same answers with features as decoding has them."""
+    readers = []
+    with listening(pair) as llm:
+        for row in rows_of(decoded):
+            features, ids, logp = read_answer(llm.target, row["prompt_ids"], row["output_ids"])
+            tokens, start = row["prompt_ids"] + row["output_ids"], len(row["prompt_ids"])
+            answer = Answer(tokens, start, features, ids.long(), logp.exp())
+            readers.append(lambda answer=answer: answer)
+    return readers
+
+
 def model_of(pair) -> tuple[DraftModel, torch.Tensor, torch.Tensor]:
     drafter, target = load_dflash(Path(pair[1])), load_checkpoint(pair[0])
-    scale = torch.tensor([0.5, 2.0, 3.0])
+    scale = torch.tensor([0.5, 2.0, 3.0])[: len(drafter.config.target_layer_ids)]
     model = DraftModel(drafter.config, 64, scale)
     model.take(drafter.tensors)
     return model, target.tensors["model.embed_tokens.weight"], target.tensors["lm_head.weight"]
 
 
-def test_validation_counts_the_steps_of_decoding(pair, decoded, tmp_path):
-    readers = read(pair, decoded, tmp_path)
+def test_validation_counts_the_steps_of_decoding(pair, decoded):
+    readers = unrounded(pair, decoded)
     model, embedding, head = model_of(pair)
     every = torch.arange(len(head))
     kept = set()
     for width in (2, 4, 6, 8):
-        for reader, output in zip(readers, decoded[width], strict=True):
-            assert (
-                output.token_ids
-                == decoded[1][0 if output is decoded[width][0] else decoded[width].index(output)].token_ids
-            )
+        for reader, output, plain in zip(readers, decoded[width], decoded[1], strict=True):
+            assert output.token_ids == plain.token_ids
             right = right_guesses(model, reader, embedding, head, every, width)
             assert count_steps(right) == (output.stats.committed, output.stats.steps)
             kept |= set(right.long().cumprod(1).sum(1).tolist())
@@ -84,7 +102,7 @@ def test_teachers_begin_with_what_the_target_chose(pair, decoded, tmp_path):
     for reader, output in zip(read(pair, decoded, tmp_path), decoded[1], strict=True):
         answer = reader()
         assert answer.teacher_ids[:, 0].tolist() == output.token_ids
-        assert answer.features.shape == (len(answer.ids) - 1, 3 * 32)
+        assert answer.features.shape == (len(answer.ids) - 1, 2 * 32)
         assert answer.teacher_p.sum(1).max() <= 1.01 and answer.teacher_p.min() >= 0
 
 

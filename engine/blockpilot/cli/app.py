@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from blockpilot import __version__
-from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, make_data, train_policy
+from blockpilot.cli import (
+    bench,
+    calibrate,
+    demo,
+    doctor,
+    generate,
+    label,
+    make_data,
+    train_draft,
+    train_policy,
+)
 from blockpilot.cli.console import json_help, say
 from blockpilot.cli.group import CommandGroup
 
@@ -47,6 +57,7 @@ for module, name in (
     (calibrate, "calibrate"),
     (label, "label"),
     (make_data, "make-data"),
+    (train_draft, "train-draft"),
     (train_policy, "train-policy"),
     (doctor, "doctor"),
 ):

@@ -1,1 +1,1 @@
-"""Making policies: training prompts, labels, the predictor's training and its held-out report; data for drafters."""
+"""Making policies and drafters: prompts, answers, labels, training, held-out reports."""

@@ -107,6 +107,16 @@ def read_answers(folder: str | Path, split: str | None = None) -> tuple[dict[str
     """
     if split is not None and split not in SPLITS:
         raise ValueError(f"split: expected one of {SPLITS} or None, got {split!r}")
+    settings, shards = read_shards(folder)
+    return settings, [row for _, _, rows in shards for row in rows if split in (None, row["split"])]
+
+
+def read_shards(folder: str | Path) -> tuple[dict[str, Any], list[tuple[str, str, list[dict[str, Any]]]]]:
+    """(settings, shards) of a folder, a shard being its file's name and sha256 and its rows.
+
+    Raises:
+        ValueError: as `read_answers`.
+    """
     folder = Path(folder)
     settings, manifest = _read_settings(folder), folder / _MANIFEST
     data = _read(manifest)
@@ -115,11 +125,11 @@ def read_answers(folder: str | Path, split: str | None = None) -> tuple[dict[str
             f"{manifest}: expected a line per finished shard, found {'a torn line' if data else 'none'}; "
             "run make-data again to finish it"
         )
-    rows = [row for shard in _shards(manifest, data) for row in _rows(folder, shard)]
-    repeated = [i for i, n in Counter(row["id"] for row in rows).items() if n > 1]
+    shards = [(s["file"], s["sha256"], _rows(folder, s)) for s in _shards(manifest, data)]
+    repeated = [i for i, n in Counter(row["id"] for _, _, rows in shards for row in rows).items() if n > 1]
     if repeated:
         raise ValueError(f"{folder}: expected every id once, found {sorted(repeated)[:5]} again")
-    return settings, [row for row in rows if split in (None, row["split"])]
+    return settings, shards
 
 
 def prompt_key(text: str) -> str:

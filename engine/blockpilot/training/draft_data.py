@@ -72,7 +72,8 @@ class FeatureCache:
         """Let `target`, whose `feature_layers` are set, read every answer of a shard."""
         parts = []
         for row in rows:
-            parts.append(read_answer(target, row["prompt_ids"], row["output_ids"]))
+            features, ids, logp = read_answer(target, row["prompt_ids"], row["output_ids"])
+            parts.append((features.bfloat16(), ids, logp))
             advance(1)
         names = ("features", "top_ids", "top_logp")
         tensors = {
@@ -114,7 +115,7 @@ class _Reader:
 def read_answer(
     target: Target, prompt: Sequence[int], output: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Teacher-forced: features [P + A − 1, n·H] bfloat16, top ids [A, K] int32, their log-probabilities float16.
+    """Teacher-forced: features [P + A − 1, n·H], top ids [A, K] int32, their log-probabilities float16.
 
     Uses slot 0 of the target.
     """
@@ -135,4 +136,4 @@ def read_answer(
         says.append(said[: rows.total])
     top = [torch.log_softmax(s.float(), -1).topk(min(TEACHERS, s.shape[-1])) for s in says]
     ids, logp = torch.cat([t.indices for t in top]), torch.cat([t.values for t in top])
-    return torch.cat(parts).bfloat16().cpu(), ids.int().cpu(), logp.half().cpu()
+    return torch.cat(parts).cpu(), ids.int().cpu(), logp.half().cpu()

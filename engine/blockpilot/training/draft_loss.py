@@ -82,7 +82,8 @@ def draft_loss(
     """
     rows = head[ids].to(hidden.dtype)
     logits = F.linear(hidden, rows).float() + extra
-    place = torch.zeros(len(head), dtype=torch.long).scatter_(0, ids, torch.arange(len(ids)))
+    place = torch.zeros(len(head), dtype=torch.long, device=ids.device)
+    place[ids] = torch.arange(len(ids), device=ids.device)
     normaliser = logits.logsumexp(-1, keepdim=True)
     chosen = place[labels.ids]
     loss = (normaliser - logits.gather(1, chosen[:, None]))[:, 0]

@@ -35,6 +35,10 @@ class Blocks:
     anchor: Tensor
     tokens: Tensor
 
+    def to(self, device: torch.device) -> Blocks:
+        """The same blocks there."""
+        return Blocks(self.features.to(device), self.anchor.to(device), self.tokens.to(device))
+
 
 def drafter_config(
     target: ModelConfig,

@@ -30,6 +30,14 @@ from blockpilot.training.draft_training import DraftTrainer, Recipe
 
 SHORTEST = 8  # answers below this teach nothing about blocks
 SAMPLE = 48  # answers that the features' sizes are taken from
+_BINDING = (
+    "weights",
+    "layers",
+    "block_size",
+    "feature_layers",
+    "start",
+    "mask_token_id",
+)  # of every resumption
 Bar = Callable[[str, int], Callable[[int], None]]
 
 
@@ -86,20 +94,11 @@ class DraftRun:
         self.config = self._config(shards)
         self._settle(recipe)
         data = self._data(shards, bar)
-        tensors = self.checkpoint.tensors
-        embedding = tensors[EMBEDDING].float()
-        head = tensors[HEAD].float() if HEAD in tensors else embedding
-        model = self._model(data)
-        self.trainer = DraftTrainer(
-            model,
-            recipe,
-            data.train,
-            data.lengths,
-            embedding,
-            head,
-            data.counts,
-            resolve_device(options.device),
-        )
+        tensors, device = self.checkpoint.tensors, resolve_device(options.device)
+        embedding = tensors[EMBEDDING].float().to(device)
+        head = tensors[HEAD].float().to(device) if HEAD in tensors else embedding
+        rows = (data.train, data.lengths, embedding, head, data.counts)
+        self.trainer = DraftTrainer(self._model(data).to(device), recipe, *rows, _dtype(device))
         self._validation = data.validation
         if self._state.exists():
             self.trainer.load(self._state)
@@ -171,9 +170,7 @@ class DraftRun:
     def _settle(self, recipe: Recipe) -> None:
         """Write the settings of a new folder, or compare those of an old one."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        kept = {
-            k: v for k, v in vars(self.options).items() if k not in ("answers", "target", "every", "device")
-        }
+        kept = {k: getattr(self.options, k) for k in _BINDING}
         settings = {
             "training": 1,
             "target": self.checkpoint.fingerprint,
@@ -246,6 +243,12 @@ class DraftRun:
         if start:
             start_from_target(model, self.checkpoint.tensors, start)
         return model
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the processor multiplies it fast."""
+    fast = device.type == "cuda" or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+    return torch.bfloat16 if fast else torch.float32
 
 
 class _Window:

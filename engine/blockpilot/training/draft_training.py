@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from blockpilot.training.draft_batches import Order, Reader, make_blocks, random
 from blockpilot.training.draft_loss import ABSENT, Labels, Vocabulary, draft_loss, position_weights
 from blockpilot.training.draft_model import DraftModel
 from blockpilot.training.draft_validation import validate
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class DraftTrainer:
 
     Args:
         model: the drafter. readers: training answers. lengths: their ids, prompt included.
-        embedding, head: [V, H] of the target. counts: [V] ids in the training answers.
+        embedding, head: [V, H] of the target, where the model is. counts: [V] ids in the training answers.
+        dtype: of the matrix products; sums, norms and weights stay float32.
     """
 
     def __init__(
@@ -74,10 +77,10 @@ class DraftTrainer:
         embedding: Tensor,
         head: Tensor,
         counts: Tensor,
-        autocast: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model, self.recipe, self.readers, self.lengths = model, recipe, readers, lengths
-        self.embedding, self.head, self._autocast = embedding, head, autocast
+        self.embedding, self.head, self._dtype = embedding, head, dtype
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim < 2]
         groups = [
@@ -127,13 +130,15 @@ class DraftTrainer:
         weights = position_weights(width - 1, r.gamma)
         blocks, labels = make_blocks(answers, anchors, width, self.model.config.mask_token_id, weights)
         known = (labels.ids != ABSENT).nonzero()[:, 0]
-        parts = (labels.ids, labels.weight, labels.teacher_ids, labels.teacher_p)
-        kept = Labels(*(t[known] for t in parts))
-        ids, extra = self.vocabulary.choose(kept, self.generator)
-        with torch.autocast("cpu", self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            hidden = self.model(blocks, self.embedding)[:, :, 1:].flatten(0, 2)[known]
-            loss, right = draft_loss(hidden, self.head, kept, ids, extra, r.distil)
-        return loss, right, labels
+        kept = Labels(*(t[known] for t in vars(labels).values()))
+        chosen = self.vocabulary.choose(kept, self.generator)
+        device = self.embedding.device
+        there = Labels(*(t.to(device) for t in vars(kept).values()))
+        ids, extra = (t.to(device) for t in chosen)
+        with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
+            hidden = self.model(blocks.to(device), self.embedding)[:, :, 1:].flatten(0, 2)[known.to(device)]
+            loss, right = draft_loss(hidden, self.head, there, ids, extra, r.distil)
+        return loss, right.cpu(), labels
 
     def validate(self, readers: Sequence[Reader], widths: Sequence[int]) -> dict[str, Any]:
         """A log line: τ by width, share of right guesses by column."""
@@ -150,11 +155,11 @@ class DraftTrainer:
 
     def save(self, path: Path) -> None:
         """Everything that a run needs to go on as if it had not stopped, in one safetensors file."""
-        names = {p: n for n, p in self.model.named_parameters()}
-        tensors = {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
-        for parameter, state in self.optimiser.state.items():
-            for key in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{key}.{names[parameter]}"] = state[key]
+        tensors = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"model.{name}"] = parameter.detach()
+            for key in MOMENTS if self.steps else ():
+                tensors[f"{key}.{name}"] = self.optimiser.state[parameter][key]
         tensors |= {"generator": self.generator.get_state(), "scale": self.model.scale}
         place = {k: getattr(self, k) for k in ("blocks", "steps", "tokens", "seconds")}
         order = {k: getattr(self.order, k) for k in ("size", "epoch", "at")}
@@ -190,17 +195,14 @@ class DraftTrainer:
                         f"{path}: expected {name} {list(parameter.shape)}; it holds another drafter"
                     )
                 parameter.copy_(found)
-                self.optimiser.state[parameter] = {
-                    "step": torch.tensor(float(metadata["place"]["steps"])),
-                    "exp_avg": tensors[f"exp_avg.{name}"],
-                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"],
-                }
+                if not metadata["place"]["steps"]:
+                    continue
+                moments = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
+                steps = torch.tensor(float(metadata["place"]["steps"]))
+                self.optimiser.state[parameter] = {"step": steps, **moments}
         self.generator.set_state(tensors["generator"])
         self.model.scale.copy_(tensors["scale"])
         for key, value in metadata["place"].items():
             setattr(self, key, value)
         for key, value in metadata["order"].items():
             setattr(self.order, key, value)
-
-
-Log = Callable[[dict[str, Any]], None]

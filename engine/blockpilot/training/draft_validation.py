@@ -31,9 +31,9 @@ def right_guesses(
     weights = torch.ones(width - 1)
     mask = model.config.mask_token_id
     blocks, labels = make_blocks([answer], [all_anchors(answer)], width, mask, weights)
-    hidden = model(blocks, embedding)[:, :, 1:].flatten(0, 2)
-    guesses = torch.cat([ids[F.linear(h.to(head.dtype), head).argmax(-1)] for h in hidden.split(ROWS)])
-    return guesses.eq(labels.ids).view(-1, width - 1)
+    hidden = model(blocks.to(embedding.device), embedding)[:, :, 1:].flatten(0, 2)
+    best = torch.cat([F.linear(h.to(head.dtype), head).argmax(-1).cpu() for h in hidden.split(ROWS)])
+    return ids[best].eq(labels.ids).view(-1, width - 1)
 
 
 def count_steps(right: Tensor) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def validate(
 
     Guesses run over `ids`, those that training saw: others are hardly ever right and cost as much.
     """
-    rows = head[ids]
+    rows = head[ids.to(head.device)]
     taus: dict[int, float] = {}
     accuracy: list[float] = []
     for width in sorted(widths):

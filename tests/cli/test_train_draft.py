@@ -1,0 +1,74 @@
+"""`blockpilot train-draft`: from a folder of answers to a drafter that loads, stopped and continued."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from blockpilot import LLM
+from blockpilot.cli import train_draft
+from blockpilot.params import SamplingParams
+from blockpilot.targets.stored import read_tensor, stored_tensors
+from tests.training.talking import save_talker
+
+SMALL = ("--layers", "1", "--block-size", "4", "--batch", "2", "--anchors", "3", "--vocabulary", "64")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A talker and its answers."""
+    from blockpilot.training.make_data import make_data
+    from blockpilot.training.prompt_sources import DataOptions
+
+    folder = tmp_path_factory.mktemp("data")
+    talker = save_talker(folder / "target")
+    options = DataOptions(shard_prompts=8, max_new_tokens=14, prompt_tokens=260, sampled=0.2, source="own")
+    with LLM(talker, max_requests=8, max_length=280) as llm:
+        make_data(llm, folder / "answers", options, count=48, progress=False)
+    return talker, folder / "answers"
+
+
+def run(cli_json, data, folder, *more):
+    return cli_json("train-draft", data[1], "-o", folder, "-t", data[0], *SMALL, "--widths", "2,4", *more)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: read_tensor(t, name) for name, t in stored_tensors(folder / "drafter").items()}
+
+
+def test_a_drafter_that_loads(cli_json, data, tmp_path):
+    report = run(cli_json, data, tmp_path / "run", "--blocks", "36", "--validation", "3")
+    assert set(report) == set(train_draft.JSON_KEYS)
+    assert (report["blocks"], report["finished"]) == (36, True)
+    assert set(report["tau"]) == {"2", "4"} and all(1 <= t <= 4 for t in report["tau"].values())
+    lines = [json.loads(x) for x in Path(report["log"]).read_text().splitlines()]
+    assert {x["kind"] for x in lines} == {"train", "validation"}
+    assert len(lines[0]["accuracy"]) == 3 and lines[0]["loss"] > 0
+    assert (tmp_path / "run/curve.png").read_bytes().startswith(b"\x89PNG")
+    with LLM(data[0], drafter=report["drafter"], max_length=64) as llm:
+        wide, plain = (
+            llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (4, 1)
+        )
+    assert wide == plain
+
+
+def test_a_stopped_run_ends_as_one_that_was_not(cli_json, data, tmp_path):
+    run(cli_json, data, tmp_path / "whole", "--blocks", "36", "--validation", "1")
+    stopped = run(cli_json, data, tmp_path / "part", "--blocks", "36", "--minutes", "0", "--validation", "1")
+    assert (stopped["blocks"], stopped["finished"]) == (0, False)
+    ended = run(cli_json, data, tmp_path / "part", "--blocks", "36", "--validation", "1")
+    assert ended["finished"]
+    ours, theirs = weights(tmp_path / "part"), weights(tmp_path / "whole")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_what_does_not_fit_is_refused(cli_json, refused, data, tmp_path):
+    call = ("train-draft", data[1], "-t", data[0])
+    run(cli_json, data, tmp_path / "run", "--blocks", "6", "--validation", "1")
+    assert "other options (layers, block_size);" in refused(*call, "-o", tmp_path / "run")
+    assert "low,high" in refused(*call, "-o", tmp_path / "x", "--train-widths", "5,3")
+    assert "layer numbers" in refused(*call, "-o", tmp_path / "x", "--start", "first")
+    assert "another target's" in refused("train-draft", data[1], "-o", tmp_path / "x")
