@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blockpilot import __version__
-from blockpilot.cli import bench, calibrate, demo, doctor, generate, label, train_policy
+from blockpilot.cli import analyze, bench, calibrate, demo, doctor, generate, label, train_policy
 from blockpilot.cli.console import json_help, say
 from blockpilot.cli.group import CommandGroup
 
@@ -47,6 +47,7 @@ for module, name in (
     (calibrate, "calibrate"),
     (label, "label"),
     (train_policy, "train-policy"),
+    (analyze, "analyze"),
     (doctor, "doctor"),
 ):
     app.command(name, epilog=json_help(module.JSON_KEYS))(module.run)
