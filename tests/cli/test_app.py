@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from blockpilot import __version__
-from blockpilot.cli import analyze, bench, calibrate, demo, doctor, generate, label, train_policy
+from blockpilot.cli import analyze, bench, calibrate, demo, doctor, generate, label, report, train_policy
 from blockpilot.cli.console import finite
 from blockpilot.cli.group import INTERRUPTION, guarded
 from blockpilot.errors import NonFiniteLogitsError
@@ -22,6 +22,7 @@ COMMANDS = {
     "label": label,
     "train-policy": train_policy,
     "analyze": analyze,
+    "report": report,
     "doctor": doctor,
 }
 

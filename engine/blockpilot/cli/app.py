@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blockpilot import __version__
-from blockpilot.cli import analyze, bench, calibrate, demo, doctor, generate, label, train_policy
+from blockpilot.cli import analyze, bench, calibrate, demo, doctor, generate, label, report, train_policy
 from blockpilot.cli.console import json_help, say
 from blockpilot.cli.group import CommandGroup
 
@@ -48,6 +48,7 @@ for module, name in (
     (label, "label"),
     (train_policy, "train-policy"),
     (analyze, "analyze"),
+    (report, "report"),
     (doctor, "doctor"),
 ):
     app.command(name, epilog=json_help(module.JSON_KEYS))(module.run)
