@@ -50,7 +50,7 @@ def test_groups_keep_their_chosen_widths(tmp_path):
         ("8.json", "{", "expected a JSON object"),
         ("8.json", '{"0": 1, "1": "x", "2": 1, "3": 1}', "prompt '1': expected a finite number"),
         ("8.json", '{"0": 1, "1": NaN, "2": 1, "3": 1}', "prompt '1': expected a finite number"),
-        ("8.json", '{"0": 1, "1": -2, "2": 1, "3": 1}', "expected finite τ >= 0"),
+        ("8.json", '{"0": 1, "1": -2, "2": 1, "3": 1}', "expected finite τ above 0"),
         ("8.json", '{"0": 1}', "expected the prompts of 4.json"),
         ("1.json", '{"0": 8, "1": 8, "2": 5, "3": 8}', r"chosen widths: .*got \[5\]"),
         ("best.json", '{"0": 8}', "expected files named by width"),
@@ -73,6 +73,10 @@ def test_other_things_are_refused(tmp_path):
     labels = write_labels(tmp_path / "l.jsonl", *planted(3))
     with pytest.raises(ValueError, match="a label file, which records it, got 8"):
         read_acceptance(labels, 8)
+    for name, settings in (("no-window", {"window": None}), ("no-block", {"block_size": "4"})):
+        broken = write_labels(tmp_path / f"{name}.jsonl", *planted(3), **settings)
+        with pytest.raises(ValueError, match="expected settings with window and block_size"):
+            read_acceptance(broken)
     empty = write_labels(tmp_path / "empty.jsonl", *(x[:0] for x in planted(1)))
     with pytest.raises(ValueError, match="none usable of 0"):
         read_acceptance(empty)

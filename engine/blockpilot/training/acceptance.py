@@ -48,10 +48,8 @@ class AcceptanceTable:
     def __post_init__(self) -> None:
         if self.tau.shape != (len(self.ids), len(self.widths)) or not self.tau.size:
             raise ValueError(f"{self.name}: expected τ of prompts at widths, got an array {self.tau.shape}")
-        if not (np.isfinite(self.tau).all() and (self.tau >= 0).all()):
-            raise ValueError(
-                f"{self.name}: expected finite τ >= 0, got {float(self.tau.min())} or not finite"
-            )
+        if not (np.isfinite(self.tau).all() and (self.tau > 0).all()):
+            raise ValueError(f"{self.name}: expected finite τ above 0, got some that is not")
         check_subset("window", self.window, self.widths)
         check_subset(f"{self.name}: chosen widths", self.chosen or (), self.widths)
 
@@ -108,7 +106,11 @@ def label_table(path: str | Path) -> AcceptanceTable:
     kept = [row for row in rows if usable(row)]
     if not kept:
         raise ValueError(f"{path}: expected labelled prompts, got none usable of {len(rows)}")
-    widths = tuple(settings["window"])
+    widths, block_size = settings.get("window"), settings.get("block_size")
+    if not isinstance(widths, list) or not all(isinstance(w, int) for w in [block_size, *widths]):
+        raise ValueError(
+            f"{path}: expected settings with window and block_size, got {widths!r}, {block_size!r}"
+        )
     if bad := next((row for row in kept if len(row["tau"]) != len(widths)), None):
         raise ValueError(
             f"{path}: prompt {bad['id']!r}: expected τ at {len(widths)} widths, got {bad['tau']}"
@@ -117,10 +119,10 @@ def label_table(path: str | Path) -> AcceptanceTable:
         name=Path(path).stem,
         ids=tuple(row["id"] for row in kept),
         groups=tuple(row["family"] for row in kept),
-        widths=widths,
+        widths=tuple(widths),
         tau=np.array([row["tau"] for row in kept], dtype=np.float64),
-        block_size=settings["block_size"],
-        window=widths,
+        block_size=block_size,
+        window=tuple(widths),
     )
 
 

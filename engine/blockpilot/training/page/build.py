@@ -26,7 +26,8 @@ figure { margin: 1rem 0; } img { max-width: 100%; height: auto; } figcaption, ca
 div.table { overflow-x: auto; margin: 1rem 0; } table { border-collapse: collapse; font-size: 0.875rem;
   font-variant-numeric: tabular-nums; } caption { text-align: left; padding-bottom: 0.25rem; }
 th, td { padding: 0.2rem 0.75rem 0.2rem 0; text-align: right; vertical-align: top; }
-th, td { white-space: nowrap; } .name { text-align: left; } thead th { border-bottom: 1px solid #999; }
+th, td { white-space: nowrap; } .name { text-align: left; white-space: normal;
+  overflow-wrap: anywhere; } thead th { border-bottom: 1px solid #999; }
 tbody tr:nth-child(even) { background: #f6f6f6; }
 """
 

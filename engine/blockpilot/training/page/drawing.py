@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; yellow is too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -21,6 +21,7 @@ _STYLE: Any = {
 }
 _MOST_SERIES = 6
 
+T = TypeVar("T")
 Interval = tuple[float, float, float]  # mean, low, high
 
 
@@ -48,7 +49,7 @@ def draw(paint: Callable[..., None], panels: int = 1, height: float = 3.2) -> by
     return stream.getvalue()
 
 
-def spread_out(items: Sequence[int], most: int = _MOST_SERIES) -> list[int]:
+def spread_out(items: Sequence[T], most: int = _MOST_SERIES) -> list[T]:
     """At most `most` of the items, the first and the last among them, evenly between."""
     if len(items) <= most:
         return list(items)

@@ -133,6 +133,10 @@ def _interval(found: dict[str, Any]) -> Interval:
 
 def _labels(path: Path) -> Labels:
     settings, rows = read_labels(path)
+    try:
+        Pair(**settings["pair"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected settings with a pair, got {settings.get('pair')!r}") from error
     table, kept = label_table(path), tuple(row for row in rows if usable(row))
     for row in kept:
         offsets = [w - 1 for w in table.widths]

@@ -36,7 +36,7 @@ def tau_part(labels: Sequence[Labels]) -> Part:
             "τ is tokens committed by steps / steps, the mean of the prompts; bars are 95 % bootstrap intervals over "
             "prompts. The oracle knows each prompt's best width afterwards. The noise control is what an oracle gains "
             "where prompts and widths only add up and the rest is noise of the same size: a gain at or below it is no "
-            "evidence that widths matter to prompts."
+            "evidence that widths matter to prompts. Where prompts gain from width at different rates it is too high."
         ],
         [Picture("tau-by-width", "Mean τ by block width", picture)],
         tables,
@@ -64,12 +64,10 @@ def _by_family(
 ) -> Table:
     sizes = {name: labels.table.groups.count(name) for name in families}
     rows = [[name, str(sizes[name]), *map(figure, taus.values())] for name, taus in families.items()]
-    spread = [f"{figure(low)} to {figure(high)}" for _, low, high in means.values()]
-    rows.insert(0, ["95 % interval", "", *spread])
-    rows.insert(0, ["all", str(len(labels.rows)), *(figure(mean) for mean, _, _ in means.values())])
-    return Table(
-        f"Mean τ by width, {labels.file}", ["family", "prompts", *(f"width {w}" for w in means)], rows
-    )  # fmt: skip
+    ends = [("all", 0, str(len(labels.rows))), ("95 % from", 1, ""), ("95 % to", 2, "")]
+    all_rows = [[name, size, *(figure(v[i]) for v in means.values())] for name, i, size in ends]
+    caption = f"Mean τ, {labels.file}; columns are block widths"
+    return Table(caption, ["family", "prompts", *map(str, means)], [*all_rows, *rows])
 
 
 def _choosing(labels: Sequence[Labels], found: Sequence[Analysis]) -> Table:
@@ -132,7 +130,9 @@ def accepted_part(labels: Sequence[Labels]) -> Part:
         name = "accepted-lengths" if i == 0 else f"accepted-lengths-{i + 1}"
         pictures.append(Picture(name, f"Steps by accepted length, {x.file}", drawing.accepted_lengths(shown)))
         longest = range(max(x.table.widths))
-        rows = [[f"width {w}", *(percent(s.get(k)) for k in longest)] for w, s in shares.items()]
+        rows = [
+            [f"width {w}", *(percent(s[k]) if k in s else "" for k in longest)] for w, s in shares.items()
+        ]
         tables.append(Table(f"Share of steps by accepted length, {x.file}", ["", *map(str, longest)], rows))
         numbers[x.file] = shares
     text = "Drafted tokens that a step keeps; the target's own token comes on top. Steps of all prompts together."
@@ -160,27 +160,47 @@ def _totals(labels: Labels, column: int, name: str) -> list[int]:
 
 def offset_part(labels: Sequence[Labels], bench: Sequence[Bench]) -> Part | None:
     """Acceptance by offset of every labelled width and every arm of a bench result."""
-    rates: dict[str, list[float | None]] = {}
-    shown: list[str] = []  # of a label file the widest width: the others hardly differ where they are offered
+    tables, drawn, numbers = [], {}, {}
     for x in labels:
-        rates |= {f"{x.file}, width {w}": acceptance(x, w) for w in x.table.widths if w > 1}
-        shown.append(f"{x.file}, width {x.table.widths[-1]}")
+        rates = {f"width {w}": acceptance(x, w) for w in x.table.widths if w > 1}
+        numbers[x.file] = _known(rates)
+        for name in list(numbers[x.file])[-1:]:  # the widest: where others are offered too they hardly differ
+            drawn[f"{x.file}, {name}"] = rates[name]
     for result in bench:
         arms: dict[str, Any] = result.report["arms"]
-        own = {f"{result.file}, {name}": arm["overall"]["acceptance_by_offset"] for name, arm in arms.items()}
-        rates, shown = rates | own, [*shown, *own]
-    rates = {name: rate for name, rate in rates.items() if any(r is not None for r in rate)}
-    if not rates:
+        found = {name: arm["overall"]["acceptance_by_offset"] for name, arm in arms.items()}
+        numbers[result.file] = _known(found)
+        drawn |= {f"{result.file}, {name}": rates for name, rates in numbers[result.file].items()}
+    tables = [_offsets(file, rates) for file, rates in numbers.items() if rates]
+    if not drawn:
         return None
-    shown = [name for name in shown if name in rates]
-    drawn = {shown[i]: rates[shown[i]] for i in drawing.spread_out(range(len(shown)))}
-    longest = max(map(len, rates.values()))
-    rows = [[name, *map(percent, rate), *[""] * (longest - len(rate))] for name, rate in rates.items()]
+    names = drawing.spread_out(list(drawn))
     return Part(
         "offsets",
         "Acceptance by offset",
-        ["Kept / offered drafts at each place of the block. A draft is kept only if all before it are."],
-        [Picture("acceptance-by-offset", "Acceptance by offset", drawing.by_offset(drawn))],
-        [Table("Kept / offered", ["", *(str(k) for k in range(1, longest + 1))], rows)],
-        dict(rates),
+        [
+            "Kept / offered drafts at each place of the block. A draft is kept only if all before it are. The picture "
+            "shows the widest width of label files and the arms of bench results, six lines at most."
+        ],
+        [
+            Picture(
+                "acceptance-by-offset",
+                "Acceptance by offset",
+                drawing.by_offset({n: drawn[n] for n in names}),
+            )
+        ],
+        tables,
+        dict(numbers),
+    )
+
+
+def _known(rates: dict[str, list[float | None]]) -> dict[str, list[float | None]]:
+    return {name: rate for name, rate in rates.items() if any(r is not None for r in rate)}
+
+
+def _offsets(file: str, rates: dict[str, list[float | None]]) -> Table:
+    longest = max(map(len, rates.values()))
+    rows = [[name, *map(percent, rate), *[""] * (longest - len(rate))] for name, rate in rates.items()]
+    return Table(
+        f"Kept / offered, {file}; columns are offsets", ["", *(str(k) for k in range(1, longest + 1))], rows
     )

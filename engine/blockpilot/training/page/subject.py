@@ -28,7 +28,9 @@ def subject(inputs: PageInputs) -> Part:
         rows += [["target", inputs.pair.target], ["drafter", inputs.pair.drafter]]
     rows += [[f"settings of {x.file}", _versions(x.settings, _SETTINGS)] for x in inputs.labels]
     rows += [["versions", text] for text in dict.fromkeys(_versions(v, tuple(v)) for _, v in measured)]
-    return Part("inputs", "Inputs", [line], tables=[Table("What this page was made from", ["", ""], rows)])
+    return Part(
+        "inputs", "Inputs", [line], tables=[Table("What this page was made from", ["", ""], rows, names=2)]
+    )
 
 
 def _pair(inputs: PageInputs) -> str:

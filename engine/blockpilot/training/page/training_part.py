@@ -47,8 +47,8 @@ def _about(log: TrainingLog, fits: dict[str, Extrapolation]) -> str:
     fit = next(iter(fits.values()))
     return (
         f"Dashed lines are an extrapolation, not a measurement: τ at width {log.widths[-1]} as a straight line in "
-        f"ln x, by least squares of the last {fit.points} validations, continued to {AHEAD[-1]} times as much. Curves "
-        "of this kind bend down in the end, so read it as an upper guess."
+        f"ln x, by least squares of the last {fit.points} validations, continued to {AHEAD[-1]} times as much. A "
+        "straight line does not flatten as such curves do in the end: read it as an upper guess."
     )
 
 
