@@ -106,7 +106,8 @@ def label_table(path: str | Path) -> AcceptanceTable:
     kept = [row for row in rows if usable(row)]
     if not kept:
         raise ValueError(f"{path}: expected labelled prompts, got none usable of {len(rows)}")
-    widths, block_size = settings.get("window"), settings.get("block_size")
+    widths: Any = settings.get("window")
+    block_size: Any = settings.get("block_size")
     if not isinstance(widths, list) or not all(isinstance(w, int) for w in [block_size, *widths]):
         raise ValueError(
             f"{path}: expected settings with window and block_size, got {widths!r}, {block_size!r}"
