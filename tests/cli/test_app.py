@@ -10,6 +10,7 @@ import pytest
 
 from blockpilot import __version__
 from blockpilot.cli import (
+    analyze,
     bench,
     calibrate,
     demo,
@@ -17,6 +18,7 @@ from blockpilot.cli import (
     generate,
     label,
     make_data,
+    report,
     train_draft,
     train_policy,
 )
@@ -33,6 +35,8 @@ COMMANDS = {
     "make-data": make_data,
     "train-draft": train_draft,
     "train-policy": train_policy,
+    "analyze": analyze,
+    "report": report,
     "doctor": doctor,
 }
 

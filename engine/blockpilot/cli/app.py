@@ -8,6 +8,7 @@ import typer
 
 from blockpilot import __version__
 from blockpilot.cli import (
+    analyze,
     bench,
     calibrate,
     demo,
@@ -15,6 +16,7 @@ from blockpilot.cli import (
     generate,
     label,
     make_data,
+    report,
     train_draft,
     train_policy,
 )
@@ -59,6 +61,8 @@ for module, name in (
     (make_data, "make-data"),
     (train_draft, "train-draft"),
     (train_policy, "train-policy"),
+    (analyze, "analyze"),
+    (report, "report"),
     (doctor, "doctor"),
 ):
     app.command(name, epilog=json_help(module.JSON_KEYS))(module.run)
