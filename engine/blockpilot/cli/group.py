@@ -21,9 +21,7 @@ from blockpilot.errors import BlockPilotError
 UsageError: Any = typer.BadParameter.__base__
 
 INTERRUPTED = 130
-INTERRUPTION = (
-    "interrupted; `label`, `make-data`, `train-draft` and `bench --output` go on where they were when run again"
-)
+INTERRUPTION = "interrupted; `label`, `make-data`, `train-draft` and `bench --output` go on when run again"
 
 
 class CommandGroup(TyperGroup):
