@@ -23,7 +23,18 @@ def test_json_says_what_the_folder_holds(cli_json, cli, talker, tmp_path):
     evaluation.write_text('{"id": "e", "prompt": "nothing of this will occur anywhere"}\n')
     folder = tmp_path / "data"
     arguments = ("make-data", "-t", talker, "-o", folder, *SMALL, "--seed", "5", "--against", evaluation)
-    report = cli_json(*arguments, "--count", "6", "--sampled", "1", "--validation-families", "story,table")
+    report = cli_json(
+        *arguments,
+        "--count",
+        "6",
+        "--sampled",
+        "1",
+        "--validation-families",
+        "story,table",
+        "--features",
+        "0,1",
+    )
+    assert list((folder / "features").glob("*.safetensors"))
     assert set(report) == set(make_data.JSON_KEYS)
     settings, rows = read_answers(folder)
     assert (report["prompts"], report["skipped"], report["path"]) == (8, 0, str(folder))

@@ -6,10 +6,12 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 
 from blockpilot import LLM
 from blockpilot.training import openings, prompts
-from blockpilot.training.answers import read_answers
+from blockpilot.training.answers import read_answers, read_shards
+from blockpilot.training.draft_data import feature_cache, read_answer
 from blockpilot.training.make_data import DROPPED, make_data
 from blockpilot.training.prompt_sources import DataOptions
 from tests.training.talking import CHAT, END, ScriptedLLM, save_talker
@@ -297,3 +299,21 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path, options, mess
     with pytest.raises(ValueError, match=message):
         make(ScriptedLLM(chatty, CHAT), tmp_path, **{"count": 7, **options})
     assert not list(tmp_path.iterdir())
+
+
+def test_features_kept_beside_the_answers_are_those_of_reading_them(talker, llm, whole, tmp_path):
+    summary = make(llm, tmp_path / "data", count=21, features=(0, 2))
+    assert llm.target.feature_layers == ()
+    settings, shards = read_shards(summary.path)
+    assert shards == read_shards(whole.path)[1]
+    cache = feature_cache(summary.path, settings["target"], (0, 2))
+    with opened(talker, 1) as reader:
+        reader.target.use_features((1, 3))
+        for name, digest, rows in shards:
+            assert cache.has(name, digest)
+            for row, read in zip(rows, cache.answers(name, rows), strict=True):
+                features, ids, logp = read_answer(reader.target, row["prompt_ids"], row["output_ids"])
+                answer = read()
+                assert torch.equal(answer.features, features.bfloat16())
+                assert torch.equal(answer.teacher_ids, ids.long())
+                assert torch.equal(answer.teacher_p, logp.float().exp())

@@ -22,6 +22,7 @@ from blockpilot.cli.options import (
     TargetOption,
     ThreadsOption,
     WeightsOption,
+    parse_layers,
 )
 
 JSON_KEYS = {
@@ -51,6 +52,12 @@ FamiliesOption = Annotated[
 AgainstOption = Annotated[
     list[Path] | None,
     typer.Option("--against", help="Evaluation JSONL (repeatable): what shares 13 words with it is dropped."),
+]
+FeaturesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--features", help="Keep these target layers' states for train-draft, as in 1,8,14; 0 is the first."
+    ),
 ]
 
 
@@ -82,6 +89,7 @@ def run(
     against: AgainstOption = None,
     validation_families: FamiliesOption = None,
     shard_prompts: Annotated[int, typer.Option("--shard-prompts", min=1, help="Prompts of a shard.")] = 96,
+    features: FeaturesOption = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Requests decoded at once.")] = 32,
     dtype: DTypeOption = "float32",
     weights: WeightsOption = "auto",
@@ -103,6 +111,7 @@ def run(
         against=tuple(against or ()),
         validation_families=_families(validation_families),
         shard_prompts=shard_prompts,
+        features=None if features is None else parse_layers("--features", features),
     )
     engine = Engine.resolve(
         target,

@@ -143,6 +143,14 @@ def parse_window(option: str, text: str, what: str = "widths") -> tuple[int, ...
     return tuple(sorted({int(item) for item in items}))
 
 
+def parse_layers(option: str, text: str) -> tuple[int, ...]:
+    """`0,8,14` → (0, 8, 14), in the order given."""
+    items = [item.strip() for item in text.split(",")]
+    if not all(item.isdecimal() for item in items):
+        raise ValueError(f"{option}: expected layer numbers, as in 0,8,14, got {text!r}")
+    return tuple(int(item) for item in items)
+
+
 def check_backend(device: str) -> None:
     """Turn a kernel backend that is forced but absent into a user's mistake."""
     from blockpilot_kernels import dispatch

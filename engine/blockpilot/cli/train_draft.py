@@ -21,6 +21,7 @@ from blockpilot.cli.options import (
     ThreadsOption,
     WeightsOption,
     check_device,
+    parse_layers,
     parse_window,
 )
 
@@ -97,8 +98,10 @@ def run(
         "device": device,
         "layers": layers,
         "block_size": block_size,
-        "feature_layers": None if feature_layers is None else _ids("--feature-layers", feature_layers),
-        "start": () if start == "random" else None if start is None else _ids("--start", start),
+        "feature_layers": None
+        if feature_layers is None
+        else parse_layers("--feature-layers", feature_layers),
+        "start": () if start == "random" else None if start is None else parse_layers("--start", start),
         "mask_token_id": mask_token,
         "validation": validation,
         "widths": parse_window("--widths", widths),
@@ -128,17 +131,10 @@ def _print(report: dict[str, Any]) -> None:
     )
 
 
-def _ids(option: str, text: str) -> tuple[int, ...]:
-    items = [item.strip() for item in text.split(",")]
-    if not all(item.isdecimal() for item in items):
-        raise ValueError(f"{option}: expected layer numbers, as in 0,8,14, got {text!r}")
-    return tuple(int(item) for item in items)
-
-
 def _range(text: str | None, block_size: int) -> tuple[int, int]:
     if text is None:
         return block_size, block_size
-    items = _ids("--train-widths", text)
+    items = parse_layers("--train-widths", text)
     if len(items) != 2 or not 2 <= items[0] <= items[1]:
         raise ValueError(f"--train-widths: expected low,high with 2 <= low <= high, got {text!r}")
     return items[0], items[1]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,12 +14,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blockpilot.policies.atomic import replacing
-from blockpilot.rows import kv_bound, make_rows
+from blockpilot.rows import Rows, kv_bound, make_rows
+from blockpilot.training.replay import RecordingTarget
 
 if TYPE_CHECKING:
     from blockpilot.targets import Target
 
 TEACHERS = 16  # likeliest ids kept at each position of an answer
+# Of P prompt ids and A answered ones: features [P + A − 1, n·H], likeliest ids [A, K] int32, their
+# log-probabilities [A, K] float16.
+Heard: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,15 @@ class FeatureCache:
         advance: Callable[[int], None],
     ) -> None:
         """Let `target`, whose `feature_layers` are set, read every answer of a shard."""
-        parts = []
+        heard = []
         for row in rows:
-            features, ids, logp = read_answer(target, row["prompt_ids"], row["output_ids"])
-            parts.append((features.bfloat16(), ids, logp))
+            heard.append(read_answer(target, row["prompt_ids"], row["output_ids"]))
             advance(1)
+        self.save(shard, digest, heard)
+
+    def save(self, shard: str, digest: str, heard: Sequence[Heard]) -> None:
+        """Write what was heard of every answer of a shard, in order."""
+        parts = [(features.bfloat16(), ids, logp) for features, ids, logp in heard]
         names = ("features", "top_ids", "top_logp")
         tensors = {
             name: torch.cat(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)
@@ -92,6 +100,11 @@ class FeatureCache:
 
     def _metadata(self, digest: str) -> dict[str, str]:
         return {**self.origin, "shard": digest}
+
+
+def feature_cache(folder: Path, target: str, layers: Sequence[int]) -> FeatureCache:
+    """The cache beside answers or in a run's folder, for target layers (0 = the first) of that fingerprint."""
+    return FeatureCache(folder / "features", {"target": target, "layers": list(layers)})
 
 
 @dataclass(frozen=True)
@@ -112,13 +125,47 @@ class _Reader:
         return Answer(self.prompt + self.output, len(self.prompt), features, ids.long(), teacher)
 
 
-def read_answer(
-    target: Target, prompt: Sequence[int], output: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Teacher-forced: features [P + A − 1, n·H], top ids [A, K] int32, their log-probabilities float16.
+class Listener(RecordingTarget):
+    """A target that answers, and keeps what is heard of every answer besides its ids."""
 
-    Uses slot 0 of the target.
-    """
+    def __init__(self, target: Target, room: int) -> None:
+        super().__init__(target, room)
+        self._said: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
+
+    def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:
+        logits, features = super().prefill(slot, prompt)
+        ids, logp = likeliest(logits.view(1, -1))
+        self._said[id(self.answers[-1])] = {len(prompt): (ids[0], logp[0])}
+        return logits, features
+
+    def verify(
+        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
+    ) -> tuple[Tensor, Tensor]:
+        logits, features = super().verify(rows, tokens, position, exists, extent, bound)
+        ids, logp = likeliest(logits)
+        for answer, span, first in self._spans(rows, position):
+            said = self._said[id(answer)]
+            for i in range(span.start, span.stop):
+                said[first + i - span.start + 1] = (ids[i], logp[i])
+        return logits, features
+
+    def heard(self, number: int, count: int) -> Heard:
+        """Of the answer whose prefill was the `number`-th and which has `count` ids."""
+        answer = self.answers[number]
+        start, said = len(answer.prompt), self._said[id(answer)]
+        top = [said[at] for at in range(start, start + count)]
+        ids, logp = (torch.stack(column) for column in zip(*top, strict=True))
+        return answer.features[: start + count - 1].cpu(), ids.cpu(), logp.cpu()
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, V] → the K likeliest ids [N, K] int32 and their log-probabilities float16."""
+    top = torch.log_softmax(logits.float(), -1).topk(min(TEACHERS, logits.shape[-1]))
+    return top.indices.int(), top.values.half()
+
+
+def read_answer(target: Target, prompt: Sequence[int], output: Sequence[int]) -> Heard:
+    """What is heard while the target reads an answer; uses its slot 0."""
     logits, features = target.prefill(0, prompt)
     parts, says = [features], [logits.view(1, -1)]
     fed, width = list(output[:-1]), 64
@@ -134,6 +181,6 @@ def read_answer(
         said, seen = target.verify(rows, tokens, rows.column + first, exists, extent, kv_bound(end))
         parts.append(seen[: rows.total])
         says.append(said[: rows.total])
-    top = [torch.log_softmax(s.float(), -1).topk(min(TEACHERS, s.shape[-1])) for s in says]
-    ids, logp = torch.cat([t.indices for t in top]), torch.cat([t.values for t in top])
-    return torch.cat(parts).cpu(), ids.int().cpu(), logp.half().cpu()
+    top = [likeliest(s) for s in says]
+    ids, logp = (torch.cat(column).cpu() for column in zip(*top, strict=True))
+    return torch.cat(parts).cpu(), ids, logp

@@ -24,7 +24,7 @@ from blockpilot.targets.checkpoint import EMBEDDING, HEAD, Checkpoint
 from blockpilot.text import load_tokenizer
 from blockpilot.training.answers import read_shards
 from blockpilot.training.draft_batches import Reader
-from blockpilot.training.draft_data import FeatureCache
+from blockpilot.training.draft_data import FeatureCache, feature_cache
 from blockpilot.training.draft_model import DraftModel, drafter_config, start_from_target
 from blockpilot.training.draft_training import DraftTrainer, Recipe
 
@@ -193,14 +193,13 @@ class DraftRun:
 
     def _data(self, shards: Sequence[Any], bar: Bar) -> _Data:
         o = self.options
-        layers = tuple(i + 1 for i in self.config.target_layer_ids)
-        weights = resolve_weights(o.weights, self.checkpoint, resolve_device(o.device))
-        origin = {"target": self.checkpoint.fingerprint, "layers": layers, "weights": weights}
-        cache = FeatureCache(self.folder / "features", origin)
-        self._read(cache, shards, layers, weights, bar)
+        layers, mark = self.config.target_layer_ids, self.checkpoint.fingerprint
+        own, given = (feature_cache(folder, mark, layers) for folder in (self.folder, o.answers))
+        sources = {name: given if given.has(name, digest) else own for name, digest, _ in shards}
+        self._read(own, [s for s in shards if sources[s[0]] is own], bar)
         data = _Data([], [], [], torch.zeros(self.checkpoint.config.vocab_size))
         for name, _, rows in shards:
-            for row, reader in zip(rows, cache.answers(name, rows), strict=True):
+            for row, reader in zip(rows, sources[name].answers(name, rows), strict=True):
                 if len(row["output_ids"]) < SHORTEST:
                     continue
                 if row["split"] == "validation":
@@ -213,21 +212,20 @@ class DraftRun:
                 data.counts.index_add_(0, ids, torch.ones(len(ids)))
         return data
 
-    def _read(
-        self, cache: FeatureCache, shards: Sequence[Any], layers: tuple[int, ...], weights: str, bar: Bar
-    ) -> None:
+    def _read(self, cache: FeatureCache, shards: Sequence[Any], bar: Bar) -> None:
         """Let the target read the shards whose features are not there yet."""
         missing = [s for s in shards if not cache.has(s[0], s[1])]
         if not missing:
             return
-        rows = [r for _, _, shard in shards for r in shard]
+        rows = [r for _, _, shard in missing for r in shard]
         longest = max(len(r["prompt_ids"]) + len(r["output_ids"]) for r in rows)
         device = resolve_device(self.options.device)
+        weights = resolve_weights(self.options.weights, self.checkpoint, device)
         target = build_target(self.checkpoint, 1, longest, torch.float32, device, weights)
-        target.use_features(layers)
-        advance = bar("reading answers", sum(len(rows) for _, _, rows in missing))
-        for name, digest, rows in missing:
-            cache.write(name, digest, target, rows, advance)
+        target.use_features([i + 1 for i in self.config.target_layer_ids])
+        advance = bar("reading answers", len(rows))
+        for name, digest, part in missing:
+            cache.write(name, digest, target, part, advance)
 
     def _model(self, data: _Data) -> DraftModel:
         o, c = self.options, self.checkpoint.config

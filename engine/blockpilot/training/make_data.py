@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from blockpilot.output import Output
 from blockpilot.params import SamplingParams
 from blockpilot.training.answers import AnswerStore, prompt_key
-from blockpilot.training.prompt_sources import DataOptions, Draft, PromptSource, file_hash
+from blockpilot.training.draft_data import Heard, Listener, feature_cache
+from blockpilot.training.prompt_sources import DataOptions, Draft, PromptSource, run_settings
 from blockpilot.training.prompts import EvaluationTexts
 from blockpilot.training.randomness import Draw
+from blockpilot.training.replay import standing_in
 from blockpilot.training.user_turn import UserTurn
 
 if TYPE_CHECKING:
@@ -91,13 +93,16 @@ def make_data(
         )
     source = PromptSource(options, count)
     maker = _Maker(llm, options, source.validation)
-    with AnswerStore(folder, _settings(llm, options, source)) as store:
+    cache = feature_cache(Path(folder), llm.target.fingerprint, options.features or ())
+    with AnswerStore(folder, run_settings(llm, options, source)) as store:
         before = sum(shard["prompts"] for shard in store.shards)
         todo = range(len(store.shards), source.shards)
         with _bar(progress, before, before + sum(map(source.size, todo))) as show:
             for number in todo:
                 rows, dropped = maker.shard(source.shard(number), store.seen, show(source.size(number)))
                 store.append(rows, source.size(number), dropped)
+                if options.features:
+                    cache.save(store.shards[-1]["file"], store.shards[-1]["sha256"], maker.heard)
         return _summary(store, before)
 
 
@@ -108,6 +113,7 @@ class _Maker:
         self.llm, self.options, self.validation = llm, options, frozenset(validation)
         self.turn = UserTurn.of(llm.tokenizer) if options.source in ("target", "mixed") else None
         self.evaluation = EvaluationTexts(options.against)
+        self.heard: list[Heard] = []  # of the rows of the last shard
 
     def shard(
         self, drafts: Sequence[Draft], seen: set[str], advance: Advance
@@ -176,12 +182,15 @@ class _Maker:
         self, prompts: Sequence[tuple[Draft, str, list[int]]], dropped: Counter[str], advance: Advance
     ) -> list[dict[str, Any]]:
         params = [self._sampling(draft, "answer", self.options.max_new_tokens) for draft, _, _ in prompts]
-        outputs = _generate(self.llm, [ids for _, _, ids in prompts], params, advance)
-        rows = []
-        for (draft, text, ids), chosen, output in zip(prompts, params, outputs, strict=True):
+        with self._listening() as listener:
+            outputs = _generate(self.llm, [ids for _, _, ids in prompts], params, advance)
+        rows, self.heard = [], []
+        for i, ((draft, text, ids), chosen, output) in enumerate(zip(prompts, params, outputs, strict=True)):
             if output.error or self.evaluation.shares(output.text):
                 dropped["failed" if output.error else "contaminated_answer"] += 1
                 continue
+            if listener is not None:
+                self.heard.append(listener.heard(i, len(output.token_ids)))
             rows.append({
                 "id": draft.id,
                 "family": draft.family,
@@ -194,6 +203,21 @@ class _Maker:
                 "finish_reason": output.finish_reason,
             })  # fmt: skip
         return rows
+
+    @contextmanager
+    def _listening(self) -> Iterator[Listener | None]:
+        """Keeps what the target says besides ids, if options ask for it."""
+        if not self.options.features:
+            yield None
+            return
+        target = self.llm.target
+        before, listener = target.feature_layers, Listener(target, self.options.max_new_tokens)
+        target.use_features([layer + 1 for layer in self.options.features])
+        try:
+            with standing_in(self.llm, listener):
+                yield listener
+        finally:
+            target.use_features(before)
 
     def _encode(self, draft: Draft, text: str) -> list[int]:
         try:
@@ -217,27 +241,6 @@ class _Maker:
         sampled = draw.number(0, 9999) < self.options.sampled * 10_000
         temperature = round(0.7 + draw.number(0, 30) / 100, 2) if sampled else 0.0
         return SamplingParams(max_new_tokens=limit, temperature=temperature, seed=seed)
-
-
-def _settings(llm: LLM, options: DataOptions, source: PromptSource) -> dict[str, Any]:
-    """Everything that decides the rows of a shard."""
-    return {
-        "target": llm.target.fingerprint,
-        "tokenizer": llm.tokenizer.fingerprint,
-        "chat_template": llm.tokenizer.template_fingerprint,
-        "weights": llm.weights,
-        "dtype": str(llm.target.dtype).removeprefix("torch."),
-        "device": llm.device.type,
-        "source": options.source,
-        "prompts": None if options.prompts is None else file_hash(options.prompts),
-        "seed": options.seed,
-        "max_new_tokens": options.max_new_tokens,
-        "prompt_tokens": options.prompt_tokens,
-        "sampled": options.sampled,
-        "against": sorted(file_hash(path) for path in options.against),
-        "validation_families": source.validation,
-        "shard_prompts": options.shard_prompts,
-    }
 
 
 def _summary(store: AnswerStore, before: int) -> DataSummary:

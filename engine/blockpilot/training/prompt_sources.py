@@ -9,9 +9,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from blockpilot.training import openings, prompts
 from blockpilot.training.randomness import Draw
+
+if TYPE_CHECKING:
+    from blockpilot.llm import LLM
 
 SOURCES = ("mixed", "own", "target", "file")
 DEFAULT_COUNT = 960
@@ -36,6 +40,8 @@ class DataOptions:
         against: evaluation JSONL files with which nothing may share a run of 13 words.
         validation_families: families held out whole; None draws up to three.
         shard_prompts: prompts asked for per shard.
+        features: target layers, 0 = the first, whose states are kept beside the answers; the rows do not depend
+            on them.
 
     Raises:
         ValueError: an option out of range.
@@ -50,6 +56,7 @@ class DataOptions:
     against: tuple[str | Path, ...] = ()
     validation_families: tuple[str, ...] | None = None
     shard_prompts: int = 96
+    features: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -177,3 +184,24 @@ def _held_out(options: DataOptions, families: Sequence[str]) -> list[str]:
     if len(set(asked)) == len(families):
         raise ValueError(f"validation_families: nothing is left to train on, got all of {list(families)}")
     return sorted(set(asked))
+
+
+def run_settings(llm: LLM, options: DataOptions, source: PromptSource) -> dict[str, Any]:
+    """Everything that decides the rows of a shard."""
+    return {
+        "target": llm.target.fingerprint,
+        "tokenizer": llm.tokenizer.fingerprint,
+        "chat_template": llm.tokenizer.template_fingerprint,
+        "weights": llm.weights,
+        "dtype": str(llm.target.dtype).removeprefix("torch."),
+        "device": llm.device.type,
+        "source": options.source,
+        "prompts": None if options.prompts is None else file_hash(options.prompts),
+        "seed": options.seed,
+        "max_new_tokens": options.max_new_tokens,
+        "prompt_tokens": options.prompt_tokens,
+        "sampled": options.sampled,
+        "against": sorted(file_hash(path) for path in options.against),
+        "validation_families": source.validation,
+        "shard_prompts": options.shard_prompts,
+    }
