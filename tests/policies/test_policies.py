@@ -85,7 +85,7 @@ def test_an_object_passes_through_and_its_window_is_checked():
 
 @pytest.mark.parametrize("source", [True, None, 3.5, [3]])
 def test_other_things_are_refused(source):
-    with pytest.raises(ValueError, match="expected 'bundled', a policy file"):
+    with pytest.raises(ValueError, match="expected 'bundled', 'predictor', a policy file"):
         load_policy(source, "t", "d", WIDTHS)
 
 

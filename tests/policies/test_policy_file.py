@@ -27,7 +27,7 @@ PAIR = Pair("target-fingerprint", "drafter-fingerprint")
 def policy(**over) -> PolicyFile:
     network = WidthNetwork(Architecture("compact", "mean_embedding", 24, 16, (2, 3, 5)), seed=4)
     values = {
-        "predictor": Predictor(network),
+        "policy": Predictor(network),
         "pair": PAIR,
         "objective": "throughput",
         "cost": {2: 0.01, 3: 0.012, 5: 0.02},

@@ -114,7 +114,10 @@ class FakeLLM:
 
 def _stats(text: str, width: int, committed: int) -> Stats:
     steps = math.ceil(committed / min(width, 1 + _number(text) % 5)) if committed else 0
-    return Stats(width, steps, committed, [steps] * (width - 1), [steps // 2] * (width - 1))
+    pace = -(-committed // steps) if steps else 0
+    step_tokens = [min(pace, committed - done) for done in range(0, committed, pace or 1)]
+    offered, kept = [steps] * (width - 1), [steps // 2] * (width - 1)
+    return Stats(width, steps, committed, offered, kept, step_tokens=step_tokens)
 
 
 def prompts(count: int) -> list[dict[str, str]]:
@@ -155,12 +158,14 @@ def label_row(i: int, inputs: torch.Tensor, tau: list[float]) -> dict:
     return {
         "id": f"p/{i}",
         "family": f"f{i % 6}",
+        "dataset": None,
         "prompt_hash": "0",
         "prompt_tokens": 4,
         "window": list(WINDOW),
         "tau": tau,
         "steps": [10] * 4,
         "committed": [20] * 4,
+        "halves": None,
         "kept": [[5]] * 4,
         "offered": [[10]] * 4,
         "tokens": 21,

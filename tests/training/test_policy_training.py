@@ -11,7 +11,7 @@ from blockpilot.policies import Pair, load_policy
 from blockpilot.policies.policy_file import read_policy
 from blockpilot.training.label_store import read_labels
 from blockpilot.training.labels import label_prompts
-from blockpilot.training.policy_training import TrainSettings, train_policy
+from blockpilot.training.policy_training import TrainSettings, predictor_file, train_policy
 from blockpilot.training.prompts import split_rows
 from tests.training.calibrations import calibration, modelled
 from tests.training.fakes import (
@@ -50,7 +50,13 @@ def train(labels, path, objective="acceptance", cost=None, window=None, pair=Non
 
 
 def weights(path) -> dict[str, torch.Tensor]:
-    return read_policy(path).predictor.network.state_dict()
+    return read_predictor(path).predictor.network.state_dict()
+
+
+def read_predictor(path):
+    """The predictor's file: `path`, or the one beside it where the report supports no predictor."""
+    beside = predictor_file(path)
+    return read_policy(beside if beside.exists() else path)
 
 
 def test_a_planted_rule_is_learnt_and_shuffled_labels_are_not(trained):
@@ -155,7 +161,7 @@ def test_a_narrower_window_than_the_labelled_one(labels, tmp_path):
     report = train(labels, tmp_path / "policy.safetensors", window=(3, 5), epochs=20)
     assert report.window == (3, 5) and set(report.tau_by_width) == {3, 5}
     assert "drafter_block" not in report.acceptance.strategies
-    assert read_policy(tmp_path / "policy.safetensors").predictor.window == (3, 5)
+    assert read_predictor(tmp_path / "policy.safetensors").predictor.window == (3, 5)
 
 
 def test_training_stops_when_validation_stops_improving(tmp_path):
@@ -191,7 +197,7 @@ def test_full_predictors_read_the_kept_logits(tmp_path, input_kind):
     )
     path = tmp_path / "policy.safetensors"
     report = train(labels, path, kind="full", input_kind=input_kind, epochs=3)
-    architecture = read_policy(path).predictor.architecture
+    architecture = read_predictor(path).predictor.architecture
     assert (architecture.kind, architecture.input_kind, architecture.input_size) == (
         "full",
         input_kind,
@@ -207,7 +213,7 @@ def test_the_report_judges_what_the_engine_will_run(tmp_path):
         FakeLLM, items, window=WINDOW, max_new_tokens=12, output=labels, replay=False, progress=False
     )
     report = train(labels, tmp_path / "policy.safetensors", epochs=5)
-    policy = load_policy(tmp_path / "policy.safetensors", "fake-target", "fake-drafter", range(1, 9))
+    policy = load_policy(predictor_file(tmp_path / "policy.safetensors"), "fake-target", "fake-drafter", range(1, 9))
     policy.bind(embedding())
     _, held = split_rows([p["family"] for p in items], 0.25, 0, "random")
     widths = policy.choose(torch.stack([logits_of(items[i]["prompt"]) for i in held])).tolist()
