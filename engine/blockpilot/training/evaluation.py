@@ -11,7 +11,17 @@ from torch import Tensor
 from blockpilot.training.dataset import Examples, best, worth
 from blockpilot.training.held_out import Bootstrap, Group, HeldOutReport, Interval, Section, SplitHalf
 
-__all__ = ["Bootstrap", "Group", "HeldOutReport", "Interval", "Picked", "Section", "SplitHalf", "compare", "conclude"]
+__all__ = [
+    "Bootstrap",
+    "Group",
+    "HeldOutReport",
+    "Interval",
+    "Picked",
+    "Section",
+    "SplitHalf",
+    "compare",
+    "conclude",
+]
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,9 @@ def compare(
         regret=whole.regret,
         by_family=scorer.groups(picked, held_out.families, bootstrap),
         by_dataset=scorer.groups(picked, held_out.datasets, bootstrap),
-        evaluation={} if evaluation is None else scorer.groups(evaluation, evaluation.examples.datasets, bootstrap),
+        evaluation={}
+        if evaluation is None
+        else scorer.groups(evaluation, evaluation.examples.datasets, bootstrap),
         split_half=_split_half(picked, prior, scorer, bootstrap),
     )
 

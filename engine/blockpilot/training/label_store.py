@@ -146,7 +146,7 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], list[dict[str, Any]
                 f"{path}, line {number}: expected an object with keys {sorted(keys)}, found {line[:80]!r}"
             )
         records.append(record)
-    rows = [dict.fromkeys(_ADDED) | record for record in records[1:]]
+    rows: list[dict[str, Any]] = [{**dict.fromkeys(_ADDED), **record} for record in records[1:]]
     ids = [r["id"] for r in rows]
     if len(set(ids)) != len(ids):
         raise ValueError(

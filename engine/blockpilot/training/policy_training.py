@@ -10,8 +10,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from blockpilot.policies.contract import Fixed, Pair
+from blockpilot.policies.contract import Fixed, Pair, Table
 from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, save_policy
 from blockpilot.policies.predictor import Predictor
 from blockpilot.training.costs import Cost, read_cost
@@ -54,7 +55,7 @@ def train_policy(
     window: Sequence[int] | None = None,
     pair: Pair | None = None,
     evaluation: Files = (),
-    time_calls: bool = False,
+    time_calls: bool | Tensor | Table = False,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> HeldOutReport:
     """Trains a predictor, writes the policy that its held-out report supports and returns the report.
@@ -72,7 +73,8 @@ def train_policy(
             also 1, plain decoding, where its cost is known.
         pair: if given, the pair the labels must come from.
         evaluation: label files of evaluation sets, made with the same pair, which only the report sees.
-        time_calls: also time a call of the predictor; the figure is in the report returned, not in the file.
+        time_calls: also time a call of the predictor, on the target's embedding if that is given, else on a float
+            table of its size; the figure is in the report returned, not in the file.
         progress: told what comes next.
 
     Raises:
@@ -84,7 +86,10 @@ def train_policy(
         fit, report = _train_and_judge(data, settings, progress)
         predictor = Predictor(fit.network)
         _save(predictor, data, report, output, _training(fit, data, settings))
-        return replace(report, predictor_us=_call_us(predictor, data.labels)) if time_calls else report
+        if time_calls is False:
+            return report
+        table = None if isinstance(time_calls, bool) else time_calls
+        return replace(report, predictor_us=_call_us(predictor, data.labels, table))
 
 
 def predictor_file(output: str | Path) -> Path:
@@ -151,40 +156,24 @@ def _train_and_judge(
     data: TrainingData, settings: TrainSettings, progress: Callable[[str], None]
 ) -> tuple[Fit, HeldOutReport]:
     train, held_out = part(data.labels.examples, settings.held_out, settings.seed, settings.split)
-    target = targets(settings.loss, worth(train.tau, train.window, data.objective_cost))
-    architecture = settings.architecture(train.inputs.shape[1], train.window)
     seeds = tuple(range(settings.seed, settings.seed + settings.seeds))
-    fits = []
-    for i, seed in enumerate(seeds, 1):
-        progress(f"training seed {seed}, {i} of {len(seeds)}")
-        fits.append(fit_network(train, target, architecture, replace(settings, seed=seed)))
-    progress("training the control on shuffled labels")
-    order = torch.tensor(Draw(f"shuffle:{settings.seed}").shuffled(range(len(train))))
-    control = fit_network(train, target[order], architecture, settings)
+    fits, control = _fit_all(train, data, settings, seeds, progress)
     bootstrap = Bootstrap(len(held_out), settings.bootstrap, settings.seed)
 
-    def picked(fit: Fit, examples: Examples) -> Picked:
-        chosen, shuffled = (best(Predictor(f.network).scores(examples.inputs)) for f in (fit, control))
-        return Picked(examples, chosen, shuffled)
-
     def section(fit: Fit, cost: Mapping[int, float] | None) -> Section:
-        mine = picked(fit, held_out)
-        sets = None if data.evaluation is None or fit is not fits[0] else picked(fit, data.evaluation)
+        mine = _picked(fit, control, held_out)
+        sets = None
+        if data.evaluation is not None and fit is fits[0]:
+            sets = _picked(fit, control, data.evaluation)
+        size = data.labels.block_size
+        picks = (mine.chosen, mine.control)
         return compare(
-            train,
-            held_out,
-            mine.chosen,
-            mine.control,
-            block_size=data.labels.block_size,
-            cost=cost,
-            bootstrap=bootstrap,
-            evaluation=sets,
+            train, held_out, *picks, block_size=size, cost=cost, bootstrap=bootstrap, evaluation=sets
         )
 
     progress("judging on held-out prompts")
     judged = [section(fit, data.objective_cost) for fit in fits]
     acceptance = judged[0] if data.objective_cost is None else section(fits[0], None)
-    throughput = None if data.cost is None else section(fits[0], data.cost)
     report = HeldOutReport(
         objective=data.objective,
         window=train.window,
@@ -193,23 +182,53 @@ def _train_and_judge(
         held_out=len(held_out),
         split=settings.split,
         acceptance=acceptance,
-        throughput=throughput,
+        throughput=None if data.cost is None else section(fits[0], data.cost),
         tau_by_width=tau_by_width(held_out, bootstrap),
         conclusion=conclude(judged[0]),
         loss=settings.loss,
         seeds=Seeds.of(seeds, judged),
-        saved={"kind": "predictor"}
-        if supported(judged[0])
-        else {"kind": "fixed", "width": judged[0].best_fixed_width},
+        saved=_default(judged[0]),
         warnings=_warnings(held_out, acceptance),
     )
     return fits[0], report
 
 
+def _fit_all(
+    train: Examples,
+    data: TrainingData,
+    settings: TrainSettings,
+    seeds: Sequence[int],
+    progress: Callable[[str], None],
+) -> tuple[list[Fit], Fit]:
+    """A network for every seed, and the control, trained on shuffled labels."""
+    target = targets(settings.loss, worth(train.tau, train.window, data.objective_cost))
+    architecture = settings.architecture(train.inputs.shape[1], train.window)
+    fits = []
+    for i, seed in enumerate(seeds, 1):
+        progress(f"training seed {seed}, {i} of {len(seeds)}")
+        fits.append(fit_network(train, target, architecture, replace(settings, seed=seed)))
+    progress("training the control on shuffled labels")
+    order = torch.tensor(Draw(f"shuffle:{settings.seed}").shuffled(range(len(train))))
+    return fits, fit_network(train, target[order], architecture, settings)
+
+
+def _picked(fit: Fit, control: Fit, examples: Examples) -> Picked:
+    chosen, shuffled = (best(Predictor(f.network).scores(examples.inputs)) for f in (fit, control))
+    return Picked(examples, chosen, shuffled)
+
+
+def _default(section: Section) -> dict[str, Any]:
+    """What the default policy is by the section of the objective."""
+    fixed = {"kind": "fixed", "width": section.best_fixed_width}
+    return {"kind": "predictor"} if supported(section) else fixed
+
+
 def _warnings(held_out: Examples, section: Section) -> tuple[str, ...]:
     found = []
     if len(held_out) < FEW_PROMPTS:
-        found.append(f"only {len(held_out)} prompts are held out, fewer than {FEW_PROMPTS}: the intervals are rough")
+        found.append(
+            f"only {len(held_out)} prompts are held out, fewer than {FEW_PROMPTS}: the intervals are rough"
+        )
     if section.split_half is None:
         found.append("no split-half oracle: the labels hold no halves of the answers; label again to have it")
     return tuple(found)
@@ -226,7 +245,11 @@ def _training(fit: Fit, data: TrainingData, settings: TrainSettings) -> dict[str
 
 
 def _save(
-    predictor: Predictor, data: TrainingData, report: HeldOutReport, output: str | Path, training: dict[str, Any]
+    predictor: Predictor,
+    data: TrainingData,
+    report: HeldOutReport,
+    output: str | Path,
+    training: dict[str, Any],
 ) -> None:
     """The predictor first: the default policy appears only beside a whole predictor."""
     window = data.labels.examples.window
@@ -239,15 +262,12 @@ def _save(
     save_policy(replace(file, policy=Fixed(report.fixed_width)), output)
 
 
-def _call_us(predictor: Predictor, labels: LabelSet) -> float:
-    """Median microseconds of `choose` for one request, on random logits and a float table of the target's size.
-
-    The loop makes the same call, so this is its cost there but for a target whose table is packed.
-    """
+def _call_us(predictor: Predictor, labels: LabelSet, table: Tensor | Table | None) -> float:
+    """Median microseconds of `choose` for one request on random logits: the call that the loop makes."""
     vocabulary, size = labels.settings["vocabulary"], labels.settings["input_size"]
     generator = torch.Generator().manual_seed(0)
     timed = Predictor(predictor.network)
-    timed.bind(torch.randn(vocabulary, size, generator=generator))
+    timed.bind(torch.randn(vocabulary, size, generator=generator) if table is None else table)
     seconds = []
     for _ in range(_TIMED_CALLS + 2):  # the first two warm up
         logits = torch.randn(1, vocabulary, generator=generator)
