@@ -138,8 +138,10 @@ def planted(count: int, rule: bool = True, seed: int = 0) -> tuple[torch.Tensor,
     return inputs, tau + 0.02 * torch.rand(count, 4, generator=gen)
 
 
-def write_labels(path: Path, inputs: torch.Tensor, tau: torch.Tensor, **over) -> Path:
-    """A label file of the given inputs and τ; `over` replaces settings."""
+def write_labels(
+    path: Path, inputs: torch.Tensor, tau: torch.Tensor, row: dict | None = None, **over
+) -> Path:
+    """A label file of the given inputs and τ; `over` replaces settings, `row` keys of every row."""
     settings = {
         "pair": {"target": "fake-target", "drafter": "fake-drafter"},
         "block_size": BLOCK,
@@ -150,16 +152,16 @@ def write_labels(path: Path, inputs: torch.Tensor, tau: torch.Tensor, **over) ->
         **over,
     }
     with LabelStore(path, settings) as store:
-        store.append([label_row(i, inputs[i], tau[i].tolist()) for i in range(len(tau))])
+        store.append([label_row(i, inputs[i], tau[i].tolist(), **(row or {})) for i in range(len(tau))])
     return path
 
 
-def label_row(i: int, inputs: torch.Tensor, tau: list[float]) -> dict:
+def label_row(i: int, inputs: torch.Tensor, tau: list[float], name: str = "p", **over) -> dict:
     return {
-        "id": f"p/{i}",
+        "id": f"{name}/{i}",
         "family": f"f{i % 6}",
         "dataset": None,
-        "prompt_hash": "0",
+        "prompt_hash": f"{name}/{i}",
         "prompt_tokens": 4,
         "window": list(WINDOW),
         "tau": tau,
@@ -172,4 +174,5 @@ def label_row(i: int, inputs: torch.Tensor, tau: list[float]) -> dict:
         "finish_reason": "length",
         "input": encode_input(inputs),
         "logits": None,
+        **over,
     }

@@ -213,7 +213,9 @@ def test_the_report_judges_what_the_engine_will_run(tmp_path):
         FakeLLM, items, window=WINDOW, max_new_tokens=12, output=labels, replay=False, progress=False
     )
     report = train(labels, tmp_path / "policy.safetensors", epochs=5)
-    policy = load_policy(predictor_file(tmp_path / "policy.safetensors"), "fake-target", "fake-drafter", range(1, 9))
+    policy = load_policy(
+        predictor_file(tmp_path / "policy.safetensors"), "fake-target", "fake-drafter", range(1, 9)
+    )
     policy.bind(embedding())
     _, held = split_rows([p["family"] for p in items], 0.25, 0, "random")
     widths = policy.choose(torch.stack([logits_of(items[i]["prompt"]) for i in held])).tolist()

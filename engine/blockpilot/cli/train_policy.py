@@ -128,8 +128,8 @@ def run(
     goal = {"objective": objective, "cost": cost}
     answer: dict[str, Any] = dict.fromkeys(JSON_KEYS)
     if output is not None:
-        options = {**goal, "window": widths, "evaluation": evaluation or [], "target": target}
-        found = _train(labels, output, {**network, **shared}, **options)
+        options = {**goal, "window": widths, "evaluation": evaluation or []}
+        found = _train(labels, output, {**network, **shared}, target, **options)
         answer |= _tell(found, output, report, plot, json)
     if ablate is not None:
         answer["ablation"] = _ablate(labels, ablate, shared, json, **goal)
@@ -181,7 +181,10 @@ def _ablate(
     with progress("ablations", total=total) as advance:
         found = ablation.ablate(labels, output, settings=chosen, progress=advance, **goal)
     if not json:
-        left = ("factor", "value", "widths", "input")
-        table("ablations, held out", ablation.rows(found), left=left, right=ablation.HEADINGS)
+        left, right = ablation.HEADINGS[:2], ablation.HEADINGS[2:]
+        title = "ablations: share of best widths chosen, training/held out; the rest held out"
+        table(title, ablation.rows(found), left=left, right=right)
+        for line in ablation.skipped(found):
+            say(line)
         say(f"ablations written to {output}")
     return found

@@ -2,9 +2,9 @@
 
 The JSON: ablation (the format, 1), setup (objective, cost, settings, labels and prompts of the training), and
 cells, one per variant in `GRID` order: factor ("k", "hidden", "depth" or "input"), value, window, input_kind,
-hidden, depth, skipped (why there is no result, or null) and result (null where skipped): parameters, epoch, train_accuracy,
-accuracy, best_fixed_width, and as {"mean", "low", "high"} predictor, best_fixed, oracle and gain (predictor −
-best_fixed), under the objective, all on the same held-out prompts.
+hidden, depth, skipped (why there is no result, or null) and result (null where skipped): parameters, epoch,
+train_accuracy, accuracy, best_fixed_width, and as {"mean", "low", "high"} predictor, best_fixed, oracle and gain
+(predictor − best_fixed), under the objective, all on the same held-out prompts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GRID: dict[str, tuple[Any, ...]] = {
     "input": ("raw", "probabilities", "normalised", "top_k", COMPACT),
 }
 PAPER = {"k": 2, "hidden": 2048, "depth": 2}
-HEADINGS = ("train acc.", "held-out acc.", "predictor", "best fixed", "oracle", "predictor - best fixed")
+HEADINGS = ("network", "widths", "acc.", "pred.", "fixed", "oracle", "pred. - fixed")
 
 
 @dataclass(frozen=True)
@@ -204,21 +204,22 @@ def _jsonable(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any]) -> list[Sequence[str]]:
-    """A table of the cells: factor, value, widths, accuracy on both parts, and the figures."""
-    return [_row(cell) for cell in found["cells"]]
+    """A table of the cells that have a result, under `HEADINGS`."""
+    return [_row(cell) for cell in found["cells"] if cell["result"] is not None]
+
+
+def skipped(found: dict[str, Any]) -> list[str]:
+    """A line for every cell without a result."""
+    cells = [cell for cell in found["cells"] if cell["result"] is None]
+    return [f"{cell['factor']} = {cell['value']} skipped: {cell['skipped']}" for cell in cells]
 
 
 def _row(cell: dict[str, Any]) -> Sequence[str]:
-    name = (cell["factor"], str(cell["value"]), ",".join(map(str, cell["window"])))
-    result = cell["result"]
-    if result is None:
-        return (*name, f"skipped: {cell['skipped']}", *[""] * len(HEADINGS))
-    gain = result["gain"]
+    result, gain = cell["result"], cell["result"]["gain"]
     return (
-        *name,
-        cell["input_kind"],
-        f"{result['train_accuracy']:.1%}",
-        f"{result['accuracy']:.1%}",
+        f"{cell['factor']} = {cell['value']}",
+        ",".join(map(str, cell["window"])),
+        f"{result['train_accuracy']:.0%}/{result['accuracy']:.0%}",
         *(f"{result[key]['mean']:.4g}" for key in ("predictor", "best_fixed", "oracle")),
-        f"{gain['mean']:+.4g} ({gain['low']:.4g} to {gain['high']:.4g})",
+        f"{gain['mean']:+.3g} ({gain['low']:.3g} to {gain['high']:.3g})",
     )

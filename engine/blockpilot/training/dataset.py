@@ -21,7 +21,7 @@ class Examples:
     """Labelled prompts.
 
     Attributes:
-        ids, families: one per prompt.
+        ids, families: one per prompt. hashes: of the prompts' texts, or empty.
         inputs: [N, D] float32, what the predictor reads.
         tau: [N, C] float64, tokens per step at each width.
         window: the C widths.
@@ -37,6 +37,7 @@ class Examples:
     window: tuple[int, ...]
     datasets: tuple[str | None, ...] = ()
     halves: Tensor | None = None
+    hashes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -52,6 +53,7 @@ class Examples:
             inputs=self.inputs[index],
             tau=self.tau[index],
             datasets=tuple(self.datasets[i] for i in rows) if self.datasets else (),
+            hashes=tuple(self.hashes[i] for i in rows) if self.hashes else (),
             halves=None if self.halves is None else self.halves[index],
         )
 
@@ -110,6 +112,7 @@ def load_examples(
         ),
         window=widths,
         datasets=tuple(row["dataset"] for _, row in kept),
+        hashes=tuple(row["prompt_hash"] for _, row in kept),
         halves=_halves([row for _, row in kept], columns),
     )
     return LabelSet(

@@ -32,12 +32,17 @@ _TIMED_CALLS = 20
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Labels with the seconds of a step by width, and prompts of evaluation sets."""
+    """Labels with the seconds of a step by width, and prompts of evaluation sets.
+
+    Attributes:
+        repeated: prompts of the evaluation sets that are left out because they are among the labels.
+    """
 
     labels: LabelSet
     objective: str
     cost: Mapping[int, float] | None
     evaluation: Examples | None = None
+    repeated: int = 0
 
     @property
     def objective_cost(self) -> Mapping[int, float] | None:
@@ -114,32 +119,41 @@ def load_data(
     costs = None if cost is None else read_cost(cost, data.examples.window, data.pair)
     if objective == "throughput" and window is None and costs is not None and 1 in costs:
         data = replace(data, examples=data.examples.with_plain())
-    return TrainingData(data, objective, costs, _evaluation(_files(evaluation), input_kind, data))
+    sets, repeated = _evaluation(_files(evaluation), input_kind, data)
+    return TrainingData(data, objective, costs, sets, repeated)
 
 
 def _files(files: Files) -> list[str | Path]:
     return [files] if isinstance(files, (str, Path)) else list(files)
 
 
-def _evaluation(files: Sequence[str | Path], input_kind: str, data: LabelSet) -> Examples | None:
-    """The evaluation sets' prompts; one whose label names no set counts to a set named like its file."""
-    parts = []
+def _evaluation(files: Sequence[str | Path], input_kind: str, data: LabelSet) -> tuple[Examples | None, int]:
+    """The evaluation sets' prompts, and how many were left out because training may see them.
+
+    A prompt whose label names no set counts to a set named like its file.
+    """
+    parts, seen, repeated = [], set(data.examples.hashes), 0
     for file in files:
         found = load_examples([file], input_kind, data.examples.window, least=1)
         if found.pair != data.pair or found.examples.inputs.shape[1] != data.examples.inputs.shape[1]:
             raise ValueError(f"{file}: expected labels of {data.pair}, got labels of {found.pair}")
         names = tuple(name or Path(file).stem for name in found.examples.datasets)
-        parts.append(replace(found.examples, datasets=names, halves=None))
+        fresh = [i for i, text in enumerate(found.examples.hashes) if text not in seen]
+        repeated += len(names) - len(fresh)
+        if fresh:
+            parts.append(replace(found.examples, datasets=names, halves=None).select(fresh))
     if not parts:
-        return None
-    return replace(
+        return None, repeated
+    whole = replace(
         parts[0],
         ids=tuple(i for p in parts for i in p.ids),
         families=tuple(f for p in parts for f in p.families),
         datasets=tuple(d for p in parts for d in p.datasets),
+        hashes=tuple(h for p in parts for h in p.hashes),
         inputs=torch.cat([p.inputs for p in parts]),
         tau=torch.cat([p.tau for p in parts]),
     )
+    return whole, repeated
 
 
 def _check_objective(objective: str, cost: object) -> None:
@@ -188,7 +202,7 @@ def _train_and_judge(
         loss=settings.loss,
         seeds=Seeds.of(seeds, judged),
         saved=_default(judged[0]),
-        warnings=_warnings(held_out, acceptance),
+        warnings=_warnings(held_out, acceptance, data.repeated),
     )
     return fits[0], report
 
@@ -223,7 +237,7 @@ def _default(section: Section) -> dict[str, Any]:
     return {"kind": "predictor"} if supported(section) else fixed
 
 
-def _warnings(held_out: Examples, section: Section) -> tuple[str, ...]:
+def _warnings(held_out: Examples, section: Section, repeated: int) -> tuple[str, ...]:
     found = []
     if len(held_out) < FEW_PROMPTS:
         found.append(
@@ -231,6 +245,8 @@ def _warnings(held_out: Examples, section: Section) -> tuple[str, ...]:
         )
     if section.split_half is None:
         found.append("no split-half oracle: the labels hold no halves of the answers; label again to have it")
+    if repeated:
+        found.append(f"{repeated} evaluation prompts are also among the labels and are left out")
     return tuple(found)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldOutReport", "plot", "render", "write_json"]
 
-_SHORT = {"drafter_block": "block", "best_fixed": "fixed"}
+_SHORT = {"drafter_block": "block", "best_fixed": "fixed", "predictor": "pred.", "oracle": "oracle"}
 _GROUPS = {"by_family": "family", "by_dataset": "dataset, held out", "evaluation": "evaluation set"}
 
 
@@ -85,9 +85,7 @@ def _table(section: Section) -> Any:
 
 
 def _group_table(name: str, groups: Mapping[str, Group], section: Section) -> Any:
-    from rich.box import SIMPLE_HEAD
-
-    shown = [s for s in section.strategies if s not in ("shuffled_control", "random")]
+    shown = [s for s in section.strategies if s in _SHORT]
     rows = [
         (
             key,
@@ -98,15 +96,16 @@ def _group_table(name: str, groups: Mapping[str, Group], section: Section) -> An
         for key, group in groups.items()
     ]
     title = f"{section.measure.replace('_', ' ')} by {name}; the last column is predictor minus fixed"
-    headings = (name, "n", *(_SHORT.get(s, s) for s in shown), "gain")
-    return _grid(title, headings, rows, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    headings = (name, "n", *(_SHORT[s] for s in shown), "gain")
+    return _grid(title, headings, rows)
 
 
-def _grid(title: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]], **style: Any) -> Any:
+def _grid(title: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Any:
     """A table whose first column is text and whose others are figures."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", **style)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if i else "left", no_wrap=True)
     for row in rows:
