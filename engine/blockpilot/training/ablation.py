@@ -221,5 +221,5 @@ def _row(cell: dict[str, Any]) -> Sequence[str]:
         ",".join(map(str, cell["window"])),
         f"{result['train_accuracy']:.0%}/{result['accuracy']:.0%}",
         *(f"{result[key]['mean']:.4g}" for key in ("predictor", "best_fixed", "oracle")),
-        f"{gain['mean']:+.3g} ({gain['low']:.3g} to {gain['high']:.3g})",
+        f"{gain['mean']:+.2g} ({gain['low']:.2g} to {gain['high']:.2g})",
     )
