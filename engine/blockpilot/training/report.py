@@ -50,7 +50,7 @@ def render(report: HeldOutReport, console: Console | None = None) -> None:
     from rich.console import Console
 
     console = console or Console()
-    console.print(report.headline)
+    console.print(report.headline, soft_wrap=True)
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="yellow")
     console.print(
