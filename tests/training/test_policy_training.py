@@ -373,4 +373,10 @@ def test_a_call_is_timed_when_asked_and_not_kept_in_the_file(labels, tmp_path):
         )
         assert report.predictor_us > 0 and read_predictor(path).report["predictor_us"] is None
     with pytest.raises(ValueError, match="embedding: expected"):
-        train_policy(labels, path, settings=TrainSettings(**QUICK), time_calls=table[:, 1:])
+        train_policy(
+            labels,
+            tmp_path / "new.safetensors",
+            settings=TrainSettings(**{**QUICK, "epochs": 1}),
+            time_calls=table[:, 1:],
+        )
+    assert not (tmp_path / "new.safetensors").exists()

@@ -90,11 +90,10 @@ def train_policy(
     with torch_threads(settings.threads):
         fit, report = _train_and_judge(data, settings, progress)
         predictor = Predictor(fit.network)
-        _save(predictor, data, report, output, _training(fit, data, settings))
-        if time_calls is False:
-            return report
         table = None if isinstance(time_calls, bool) else time_calls
-        return replace(report, predictor_us=_call_us(predictor, data.labels, table))
+        spent = None if time_calls is False else _call_us(predictor, data.labels, table)
+    _save(predictor, data, report, output, _training(fit, data, settings))
+    return replace(report, predictor_us=spent)
 
 
 def predictor_file(output: str | Path) -> Path:
