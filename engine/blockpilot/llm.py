@@ -46,7 +46,7 @@ class LLM:
     Args:
         target: "smollm2", a safetensors folder, a GGUF file, a hub id, or a loaded `Checkpoint`.
         drafter: "bundled", a folder in DFlash format, a hub id, a `Drafter`, or None for plain decoding.
-        policy: "bundled", a policy file, a width, a `BlockPolicy`, or None for the drafter's block size.
+        policy: "bundled", "predictor", a policy file, a width, a `BlockPolicy`, or None for the drafter's block size.
         device: torch device. dtype: "float32" or "bfloat16": KV cache, float weights, inputs of products.
         weights: "stored" keeps a GGUF file's blocks, "stored-int8" rounds their inputs to bytes as well, "dense"
             makes floats of them; "auto" picks, and `weights` says what.

@@ -26,6 +26,7 @@ class Stats:
         steps: draft + verify rounds that were needed.
         committed: tokens those steps delivered; prefill's own token is not counted.
         offered, kept: drafted tokens offered and kept at offset 1 … width−1 of a block.
+        step_tokens: tokens each step delivered, in order; they add up to `committed`. Not in `to_dict`.
         time_to_first_token: seconds from submit to the first token.
         decode_seconds: seconds from the first token to the last.
         seconds: seconds by phase; a step's time is shared equally by the requests in it.
@@ -39,6 +40,7 @@ class Stats:
     time_to_first_token: float | None = None
     decode_seconds: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    step_tokens: list[int] = field(default_factory=list)
 
     @property
     def tau(self) -> float | None:
@@ -52,7 +54,8 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, with the derived figures."""
-        return {**asdict(self), "tau": self.tau, "acceptance_by_offset": self.acceptance_by_offset}
+        kept = {name: value for name, value in asdict(self).items() if name != "step_tokens"}
+        return {**kept, "tau": self.tau, "acceptance_by_offset": self.acceptance_by_offset}
 
 
 @dataclass(frozen=True)

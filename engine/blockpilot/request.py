@@ -85,6 +85,7 @@ class Handle:
         """Record one step: drafts offered, drafts kept and tokens delivered, all after the stop cut."""
         self.stats.steps += 1
         self.stats.committed += delivered
+        self.stats.step_tokens.append(delivered)
         for j in range(1, effective):
             self.stats.offered[j - 1] += 1
             self.stats.kept[j - 1] += j <= min(accepted, delivered)

@@ -66,6 +66,11 @@ def test_an_empty_budget_is_not_an_error(cli_json, fake_llm):
     assert report["tau"] is None and report["speedup"] is None
 
 
+def test_the_predictor_can_be_asked_for(cli_json, fake_llm):
+    assert cli_json("demo", "--policy", "predictor")["settings"]["policy"] == "predictor"
+    assert fake_llm.opened[0]["policy"] == "predictor"
+
+
 def test_fixed_width(cli_json, fake_llm):
     assert cli_json("demo", "--policy", "fixed:2")["settings"]["policy"] == 2
     assert fake_llm.opened[0]["policy"] == 2

@@ -72,6 +72,8 @@ def test_label_refuses_a_bad_window(refused, fake_llm, tmp_path, window):
 
 
 class Report:
+    fixed_width = None
+
     def to_dict(self) -> dict:
         return {"gain": 1.5}
 
@@ -79,11 +81,12 @@ class Report:
 @pytest.fixture
 def training(monkeypatch):
     """Replaces the library's training; collects its arguments."""
-    seen: dict = {}
+    report = Report()
+    seen: dict = {"report": report}
 
     def fake(labels, output, **options):
         seen.update(options, labels=labels, output=output)
-        return Report()
+        return report
 
     monkeypatch.setattr("blockpilot.training.policy_training.train_policy", fake)
     monkeypatch.setattr("blockpilot.training.report.render", lambda report: print("rendered"))
@@ -97,7 +100,12 @@ def test_train_policy(cli_json, training, tmp_path):
         *("--objective", "throughput", "--cost", "cost.json", "--window", "2,1", "--split", "family"),
     )
     assert set(out) == set(train_policy.JSON_KEYS)
-    assert out == {"policy": "policy.safetensors", "report": {"gain": 1.5}}
+    assert out == {
+        "policy": "policy.safetensors",
+        "predictor": "policy.safetensors",
+        "report": {"gain": 1.5},
+        "ablation": None,
+    }
     assert [p.name for p in training["labels"]] == ["a.jsonl", "b.jsonl"]
     assert training["window"] == (1, 2)
     assert training["objective"] == "throughput"
@@ -125,6 +133,45 @@ def test_train_policy_writes_what_is_asked_for(cli, training, monkeypatch, tmp_p
     assert "rendered" in result.stdout and "policy written to p.safetensors" in result.stdout
     assert written == [tmp_path / "r.json"]
     assert "matplotlib is not installed" in result.stderr
+
+
+def test_train_policy_names_both_files_of_an_unsupported_predictor(cli, cli_json, training):
+    training["report"].fixed_width = 6
+    command = ("train-policy", "a.jsonl", "-o", "some/p.safetensors")
+    assert cli_json(*command)["predictor"] == "some/p.predictor.safetensors"
+    assert "fixed width 6; the predictor is in some/p.predictor.safetensors" in cli(*command).stdout
+
+
+def test_train_policy_passes_the_rest_on(cli_json, training, fake_llm):
+    options = ("--loss", "expected_gain", "--seeds", "4", "--depth", "3", "--threads", "1")
+    sets = ("--evaluation", "e.jsonl", "--evaluation", "f.jsonl")
+    cli_json("train-policy", "a.jsonl", "-o", "p", *options, *sets)
+    settings = training["settings"]
+    assert (settings.loss, settings.seeds, settings.depth) == ("expected_gain", 4, 3)
+    assert [p.name for p in training["evaluation"]] == ["e.jsonl", "f.jsonl"]
+    assert training["time_calls"] is True and training["window"] is None
+
+
+def test_train_policy_ablates(cli, cli_json, refused, monkeypatch, tmp_path):
+    seen: dict = {}
+    result = {"train_accuracy": 0.8, "accuracy": 0.1, "gain": {"mean": 0.1, "low": -0.1, "high": 0.3}}
+    result |= {name: {"mean": 1.5} for name in ("predictor", "best_fixed", "oracle")}
+    cell = {"factor": "k", "value": 2, "window": [2, 4], "skipped": None, "result": result}
+    found = {"cells": [cell, {**cell, "value": 1, "skipped": "too few", "result": None}]}
+
+    def fake(labels, output, **options):
+        seen.update(options, output=output)
+        options["progress"](1, "k = 2")
+        return found
+
+    monkeypatch.setattr("blockpilot.training.ablation.ablate", fake)
+    command = ("train-policy", "a.jsonl", "--ablate", "a.json", "--epochs", "7")
+    out = cli_json(*command)
+    assert set(out) == set(train_policy.JSON_KEYS) and out["ablation"] == found and out["policy"] is None
+    assert (seen["settings"].kind, seen["settings"].epochs, seen["settings"].patience) == ("full", 7, 7)
+    text = cli(*command).stdout
+    assert "80%/10%" in text and "+0.1 (-0.1 to 0.3)" in text and "k = 1 skipped: too few" in text
+    assert "expected --output or --ablate" in refused("train-policy", "a.jsonl")
 
 
 def test_train_policy_lists_the_kinds(refused):

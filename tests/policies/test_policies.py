@@ -69,6 +69,24 @@ def test_bundled_is_the_file_that_ships(policy_path, monkeypatch):
     assert load_policy("bundled", "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
 
 
+def test_the_predictor_that_ships_beside_a_fixed_policy(policy_path, tmp_path, monkeypatch):
+    fixed = tmp_path / "fixed.safetensors"
+    save_policy(PolicyFile(Fixed(3), Pair("target-a", "drafter-a"), "acceptance"), fixed)
+    monkeypatch.setattr(blockpilot.bundled, "POLICY", fixed)
+    monkeypatch.setattr(blockpilot.bundled, "PREDICTOR", tmp_path / "absent.safetensors")
+    with pytest.raises(ValueError, match=r"fixed\.safetensors is Fixed\(3\) and no predictor ships"):
+        load_policy("predictor", "target-a", "drafter-a", WIDTHS)
+    monkeypatch.setattr(blockpilot.bundled, "PREDICTOR", policy_path)
+    assert load_policy("bundled", "target-a", "drafter-a", WIDTHS).window == (3,)
+    assert load_policy("predictor", "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
+
+
+def test_the_predictor_is_the_policy_where_that_is_one(policy_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(blockpilot.bundled, "POLICY", policy_path)
+    monkeypatch.setattr(blockpilot.bundled, "PREDICTOR", tmp_path / "absent.safetensors")
+    assert load_policy("predictor", "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
+
+
 def test_widths_that_cannot_be_drafted_are_refused(policy_path):
     with pytest.raises(ValueError, match=r"\[5\] cannot be drafted"):
         load_policy(policy_path, "target-a", "drafter-a", (2, 3, 4))
@@ -85,7 +103,7 @@ def test_an_object_passes_through_and_its_window_is_checked():
 
 @pytest.mark.parametrize("source", [True, None, 3.5, [3]])
 def test_other_things_are_refused(source):
-    with pytest.raises(ValueError, match="expected 'bundled', a policy file"):
+    with pytest.raises(ValueError, match="expected 'bundled', 'predictor', a policy file"):
         load_policy(source, "t", "d", WIDTHS)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save, save_file
 
-from blockpilot.policies import Pair
+from blockpilot.policies import Fixed, Pair
 from blockpilot.policies.policy_file import (
     METADATA_KEY,
     PolicyFile,
@@ -27,7 +27,7 @@ PAIR = Pair("target-fingerprint", "drafter-fingerprint")
 def policy(**over) -> PolicyFile:
     network = WidthNetwork(Architecture("compact", "mean_embedding", 24, 16, (2, 3, 5)), seed=4)
     values = {
-        "predictor": Predictor(network),
+        "policy": Predictor(network),
         "pair": PAIR,
         "objective": "throughput",
         "cost": {2: 0.01, 3: 0.012, 5: 0.02},
@@ -142,7 +142,17 @@ def test_wrong_metadata_is_named(path, change, message):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("kind", "tall"), ("window", [5, 3, 2]), ("window", "235"), ("hidden", -1), ("input_size", 1e9)],
+    [
+        ("depth", 0),
+        ("depth", 5),
+        ("depth", 2.5),
+        ("depth", True),
+        ("kind", "tall"),
+        ("window", [5, 3, 2]),
+        ("window", "235"),
+        ("hidden", -1),
+        ("input_size", 1e9),
+    ],
 )
 def test_a_wrong_architecture_is_refused(path, key, value):
     _, head = parts(path)
@@ -216,6 +226,55 @@ def test_damage_ends_in_a_policy_file_error_or_in_a_sound_policy(tmp_path_factor
     except PolicyFileError:
         return
     assert flips and read.predictor.scores(torch.zeros(2, 24)).shape == (2, len(read.predictor.window))
+
+
+def test_a_fixed_width_is_a_file_without_tensors(path):
+    save_policy(policy(policy=Fixed(5)), path)
+    read = read_policy(path)
+    assert isinstance(read.policy, Fixed) and read.policy.width == 5
+    assert (read.pair, read.cost, read.report) == (PAIR, policy().cost, policy().report)
+    tensors, head = parts(path)
+    assert tensors == {} and head["architecture"] == {"kind": "fixed", "width": 5}
+    with pytest.raises(ValueError, match="expected a predictor, got the fixed width 5"):
+        _ = read.predictor
+    before = path.read_bytes()
+    save_policy(read, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensors", "message"),
+    [
+        ({"kind": "fixed"}, {}, "expected kind and width"),
+        ({"kind": "fixed", "width": 0}, {}, "an int >= 1"),
+        ({"kind": "fixed", "width": "5"}, {}, "an int >= 1"),
+        ({"kind": "fixed", "width": 9}, {}, r"missing [9]"),
+        ({"kind": "fixed", "width": 5, "hidden": 3}, {}, "expected kind and width"),
+        ({"kind": "fixed", "width": 5}, {"x": torch.zeros(1)}, "no tensors"),
+    ],
+)
+def test_a_wrong_fixed_policy_is_named(path, architecture, tensors, message):
+    save_policy(policy(policy=Fixed(5)), path)
+    rewrite(path, tensors, {**parts(path)[1], "architecture": architecture})
+    refused(path, message)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_every_depth_comes_back_and_decides_alike(path, depth):
+    made = Architecture("compact", "mean_embedding", 24, 16, (2, 3, 5), depth=depth)
+    wrote = Predictor(WidthNetwork(made, seed=1))
+    save_policy(policy(policy=wrote), path)
+    read, x = read_policy(path).predictor, torch.randn(9, 24)
+    assert read.architecture == made and len(parts(path)[0]) == 2 * depth + 2
+    assert torch.equal(read.scores(x), wrote.scores(x))
+    assert torch.allclose(read.scores(x), wrote.network(x), atol=1e-5)
+
+
+def test_files_without_a_depth_have_two_layers(path):
+    _, head = parts(path)
+    del head["architecture"]["depth"]
+    rewrite(path, head=head)
+    assert read_policy(path).predictor.architecture.depth == 2
 
 
 def test_a_policy_file_must_be_consistent():

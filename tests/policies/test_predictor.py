@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from blockpilot.policies import BlockPolicy
-from blockpilot.policies.predictor import Architecture, Predictor, WidthNetwork, policy_input
+from blockpilot.policies.predictor import TOP_K, Architecture, Predictor, WidthNetwork, policy_input
 
 VOCAB, HIDDEN, WINDOW = 97, 24, (1, 2, 4, 6)
-KINDS = [("full", "raw"), ("full", "probabilities"), ("full", "normalised"), ("compact", "mean_embedding")]
+KINDS = [
+    ("full", "raw"),
+    ("full", "probabilities"),
+    ("full", "normalised"),
+    ("full", "top_k"),
+    ("compact", "mean_embedding"),
+]
 
 
 def predictor(kind: str = "compact", input_kind: str = "mean_embedding", seed: int = 0) -> Predictor:
@@ -52,6 +58,7 @@ def test_inputs_against_float64(input_kind):
     wanted = {
         "raw": x,
         "probabilities": p,
+        "top_k": torch.where(x >= x.sort(-1, descending=True).values[:, TOP_K - 1 : TOP_K], x, 0),
         "normalised": (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True, unbiased=False),
         "mean_embedding": mean / mean.square().mean(-1, keepdim=True).sqrt(),
     }[input_kind]
@@ -189,7 +196,7 @@ def test_wrong_tables_and_shapes_are_refused():
     with pytest.raises(ValueError, match=r"expected \[R, 24\]"):
         predictor().scores(torch.zeros(2, 25))
     with pytest.raises(ValueError, match="input_kind: expected one of"):
-        policy_input(logits(1), "top_k")
+        policy_input(logits(1), "top_n")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,10 @@ class FakeLLM:
 
 def _stats(text: str, width: int, committed: int) -> Stats:
     steps = math.ceil(committed / min(width, 1 + _number(text) % 5)) if committed else 0
-    return Stats(width, steps, committed, [steps] * (width - 1), [steps // 2] * (width - 1))
+    pace = -(-committed // steps) if steps else 0
+    step_tokens = [min(pace, committed - done) for done in range(0, committed, pace or 1)]
+    offered, kept = [steps] * (width - 1), [steps // 2] * (width - 1)
+    return Stats(width, steps, committed, offered, kept, step_tokens=step_tokens)
 
 
 def prompts(count: int) -> list[dict[str, str]]:
@@ -135,8 +138,10 @@ def planted(count: int, rule: bool = True, seed: int = 0) -> tuple[torch.Tensor,
     return inputs, tau + 0.02 * torch.rand(count, 4, generator=gen)
 
 
-def write_labels(path: Path, inputs: torch.Tensor, tau: torch.Tensor, **over) -> Path:
-    """A label file of the given inputs and τ; `over` replaces settings."""
+def write_labels(
+    path: Path, inputs: torch.Tensor, tau: torch.Tensor, row: dict | None = None, **over
+) -> Path:
+    """A label file of the given inputs and τ; `over` replaces settings, `row` keys of every row."""
     settings = {
         "pair": {"target": "fake-target", "drafter": "fake-drafter"},
         "block_size": BLOCK,
@@ -147,24 +152,27 @@ def write_labels(path: Path, inputs: torch.Tensor, tau: torch.Tensor, **over) ->
         **over,
     }
     with LabelStore(path, settings) as store:
-        store.append([label_row(i, inputs[i], tau[i].tolist()) for i in range(len(tau))])
+        store.append([label_row(i, inputs[i], tau[i].tolist(), **(row or {})) for i in range(len(tau))])
     return path
 
 
-def label_row(i: int, inputs: torch.Tensor, tau: list[float]) -> dict:
+def label_row(i: int, inputs: torch.Tensor, tau: list[float], name: str = "p", **over) -> dict:
     return {
-        "id": f"p/{i}",
+        "id": f"{name}/{i}",
         "family": f"f{i % 6}",
-        "prompt_hash": "0",
+        "dataset": None,
+        "prompt_hash": f"{name}/{i}",
         "prompt_tokens": 4,
         "window": list(WINDOW),
         "tau": tau,
         "steps": [10] * 4,
         "committed": [20] * 4,
+        "halves": None,
         "kept": [[5]] * 4,
         "offered": [[10]] * 4,
         "tokens": 21,
         "finish_reason": "length",
         "input": encode_input(inputs),
         "logits": None,
+        **over,
     }

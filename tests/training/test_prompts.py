@@ -87,6 +87,16 @@ def test_files_round_trip(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
+def test_a_prompt_of_an_evaluation_set_needs_no_family(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [
+        {"id": "a", "dataset": "gsm", "prompt": "x"},
+        {"id": "b", "family": "f", "prompt": "y", "dataset": "c"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_prompts(path) == [{**rows[0], "family": "gsm"}, rows[1]]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -44,6 +44,9 @@ def test_rows_equal_those_of_decoding_at_every_width(pair, tmp_path, window, tem
         )
         found[replay] = read_labels(path)
     assert found[True] == found[False]
+    for row in found[True][1]:
+        sums = [[sum(part) for part in zip(*halves, strict=True)] for halves in row["halves"]]
+        assert sums == [list(pair) for pair in zip(row["committed"], row["steps"], strict=True)]
     taus = [row["tau"] for row in found[True][1] if row["tau"][-1] is not None]
     assert len({tuple(t) for t in taus}) > 3
 

@@ -10,7 +10,7 @@ from blockpilot import LLM, SamplingParams
 from blockpilot.policies.policy_file import read_policy
 from blockpilot.training.label_store import read_labels
 from blockpilot.training.labels import label_prompts
-from blockpilot.training.policy_training import TrainSettings, train_policy
+from blockpilot.training.policy_training import TrainSettings, predictor_file, train_policy
 from tests.engine.pair import write_tokenizer
 from tests.tiny import save_drafter, save_target
 
@@ -50,16 +50,19 @@ def test_label_train_and_steer(pair, tmp_path):
     settings, rows = read_labels(labels)
     assert settings["block_size"] == 4 and all(r["tau"][0] in (1.0, None) for r in rows)
 
-    train_policy(labels, path, settings=TrainSettings(hidden=16, epochs=3, bootstrap=50))
-    with engine(pair, str(path)) as llm:
+    report = train_policy(labels, path, settings=TrainSettings(hidden=16, epochs=3, bootstrap=50))
+    assert read_policy(path).policy.window == (report.fixed_width,)
+    beside = predictor_file(path)
+    with engine(pair, str(beside)) as llm:
         outputs = llm.generate(texts, SamplingParams(max_new_tokens=10))
         stepped = [i for i, o in enumerate(outputs) if o.stats.steps]
         assert llm.policy_calls == len(stepped) >= 8
-        predictor = read_policy(path).predictor
+        predictor = read_policy(beside).predictor
         predictor.bind(llm.target.embedding)
     shards = {s.name: load_file(s)["logits"] for s in labels.with_suffix(".logits").iterdir()}
     logits = torch.stack([shards[rows[i]["logits"]["file"]][rows[i]["logits"]["row"]] for i in stepped])
     assert [outputs[i].stats.width for i in stepped] == predictor.choose(logits).tolist()
 
-    with pytest.raises(ValueError, match="expected a policy made for"):
-        engine(pair, str(path), drafter=2)
+    for file in (path, beside):
+        with pytest.raises(ValueError, match="expected a policy made for"):
+            engine(pair, str(file), drafter=2)

@@ -8,6 +8,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 DRAFTER = FOLDER / "smollm2-135m-dflash-b8"
 POLICY = FOLDER / "smollm2-135m-dflash-b8-policy.safetensors"
+PREDICTOR = FOLDER / "smollm2-135m-dflash-b8-policy.predictor.safetensors"
 PROMPTS = FOLDER / "demo_prompts.jsonl"
 
 
@@ -26,8 +27,13 @@ def drafter_path() -> Path:
 
 
 def policy_path() -> Path:
-    """The bundled block-width policy file."""
+    """The bundled block-width policy file: what is best by its held-out report, a predictor or a fixed width."""
     return _present(POLICY, "policy")
+
+
+def predictor_path() -> Path:
+    """The bundled predictor: a file of its own where the policy is a fixed width, else the policy."""
+    return PREDICTOR if PREDICTOR.exists() else policy_path()
 
 
 def demo_prompts() -> list[dict[str, str]]:

@@ -49,7 +49,7 @@ JSON_KEYS = {
     "versions": "software",
     "hardware": "machine",
 }
-PolicyChoice = Annotated[str, typer.Option("--policy", help="bundled, fixed:N or a policy file.")]
+PolicyChoice = Annotated[str, typer.Option("--policy", help="bundled, predictor, fixed:N or a policy file.")]
 SeedChoice = Annotated[int, typer.Option("--seed", help="Seed of the answers when sampling.")]
 
 

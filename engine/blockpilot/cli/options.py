@@ -33,7 +33,8 @@ PolicyOption = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="bundled, fixed:N, a policy file, or none for the drafter's own block size; "
+        help="bundled, predictor (the one that ships), fixed:N, a policy file, or none for the drafter's own "
+        "block size; "
         "default: bundled with the bundled drafter, none otherwise.",
     ),
 ]
@@ -76,7 +77,7 @@ class Engine:
 
     Attributes:
         drafter: "bundled", a folder, a hub id, or None for plain decoding.
-        policy: "bundled", a policy file, a fixed width, or None for the drafter's block size.
+        policy: "bundled", "predictor", a policy file, a fixed width, or None for the drafter's block size.
     """
 
     target: str
@@ -116,14 +117,14 @@ class Engine:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; a policy file is named with the hash of its content."""
         policy = self.policy
-        if isinstance(policy, str) and policy != "bundled":
+        if isinstance(policy, str) and policy not in ("bundled", "predictor"):
             policy = f"{policy} sha256:{hashlib.sha256(Path(policy).read_bytes()).hexdigest()}"
         return {**vars(self), "policy": policy}
 
 
 def parse_policy(text: str) -> str | int | None:
-    """`bundled`, `none`, `fixed:N` or an existing file → the `policy` argument of `LLM`."""
-    if text in ("bundled", "none"):
+    """`bundled`, `predictor`, `none`, `fixed:N` or an existing file → the `policy` argument of `LLM`."""
+    if text in ("bundled", "predictor", "none"):
         return None if text == "none" else text
     kind, _, width = text.partition(":")
     if kind == "fixed":
@@ -132,7 +133,9 @@ def parse_policy(text: str) -> str | int | None:
         return int(width)
     if Path(text).is_file():
         return text
-    raise ValueError(f"--policy: expected bundled, none, fixed:N or an existing policy file, got {text!r}")
+    raise ValueError(
+        f"--policy: expected bundled, predictor, none, fixed:N or an existing policy file, got {text!r}"
+    )
 
 
 def parse_window(option: str, text: str, what: str = "widths") -> tuple[int, ...]:

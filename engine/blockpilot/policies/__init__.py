@@ -16,7 +16,8 @@ def load_policy(
     """The policy that `source` names, checked against the pair it is to steer.
 
     Args:
-        source: "bundled", a policy file, a fixed width (int or decimal text), or a policy object.
+        source: "bundled" (the policy that ships), "predictor" (the predictor that ships), a policy file, a fixed
+            width (int or decimal text), or a policy object.
         target, drafter: fingerprints of the loaded pair.
         widths: what the drafter can draft; width 1 never drafts and is always allowed.
 
@@ -26,7 +27,7 @@ def load_policy(
     """
     if isinstance(source, bool) or not isinstance(source, (str, Path, int, BlockPolicy)):
         raise ValueError(
-            f"policy: expected 'bundled', a policy file, a width or a BlockPolicy, got {source!r}"
+            f"policy: expected 'bundled', 'predictor', a policy file, a width or a BlockPolicy, got {source!r}"
         )
     policy: BlockPolicy
     if isinstance(source, (str, Path)):
@@ -47,17 +48,23 @@ def load_policy(
 def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
     from blockpilot.policies.policy_file import read_policy
 
-    if source == "bundled":
-        from blockpilot.bundled import policy_path
+    source_name = source
+    if source in ("bundled", "predictor"):
+        from blockpilot import bundled
 
-        source = policy_path()
+        source = bundled.policy_path() if source == "bundled" else bundled.predictor_path()
     loaded = read_policy(source)
     if loaded.pair != pair:
         raise ValueError(
             f"{source}: expected a policy made for {pair}, got one made for {loaded.pair}; make one for this "
             "pair with `blockpilot label` and `blockpilot train-policy`, or pass a fixed width"
         )
-    return loaded.predictor
+    if source_name == "predictor" and isinstance(loaded.policy, Fixed):
+        raise ValueError(
+            f"policy 'predictor': {source} is {loaded.policy!r} and no predictor ships with this installation; "
+            "train one with `blockpilot train-policy` and pass its file"
+        )
+    return loaded.policy
 
 
 def _span(widths: Sequence[int]) -> str:

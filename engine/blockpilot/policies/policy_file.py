@@ -1,8 +1,9 @@
 """Policy files: a safetensors file of the network whose metadata says what it was made for, from and with.
 
 Metadata key "blockpilot_policy" is JSON: format, pair {target, drafter}, architecture {kind, input_kind,
-input_size, hidden, window, dropout}, objective, cost {width: seconds} or null, report (held out), training
-(settings). No pickle.
+input_size, hidden, window, dropout, depth (2 where missing)}, objective, cost {width: seconds} or null, report
+(held out), training (settings). A fixed width is a file without tensors whose architecture is {kind: "fixed",
+width}. No pickle.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from blockpilot.policies.atomic import replacing
-from blockpilot.policies.contract import Pair
+from blockpilot.policies.contract import Fixed, Pair
 from blockpilot.policies.predictor import Architecture, Predictor, WidthNetwork
 
 FORMAT = 1
@@ -35,10 +36,10 @@ class PolicyFileError(ValueError):
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """A predictor with everything that says where it holds.
+    """A predictor, or a fixed width, with everything that says where it holds.
 
     Attributes:
-        predictor: the network and its window.
+        policy: what chooses the width.
         pair: fingerprints of target and drafter.
         objective: what the labels maximised, "acceptance" (τ) or "throughput" (τ / cost).
         cost: seconds of a step by width, where the objective needed it.
@@ -46,7 +47,7 @@ class PolicyFile:
         training: settings and data, JSON-ready.
     """
 
-    predictor: Predictor
+    policy: Predictor | Fixed
     pair: Pair
     objective: str
     cost: dict[int, float] | None = None
@@ -59,7 +60,14 @@ class PolicyFile:
         if self.objective == "throughput" and self.cost is None:
             raise ValueError("cost: expected a table {width: seconds} for the throughput objective, got none")
         if self.cost is not None:
-            check_cost(self.cost, self.predictor.window)
+            check_cost(self.cost, self.policy.window)
+
+    @property
+    def predictor(self) -> Predictor:
+        """The policy; ValueError if it is a fixed width."""
+        if isinstance(self.policy, Fixed):
+            raise ValueError(f"policy: expected a predictor, got the fixed width {self.policy.width}")
+        return self.policy
 
 
 def check_cost(cost: Mapping[int, float], window: tuple[int, ...]) -> dict[int, float]:
@@ -76,18 +84,21 @@ def check_cost(cost: Mapping[int, float], window: tuple[int, ...]) -> dict[int, 
 
 def save_policy(file: PolicyFile, path: str | Path) -> None:
     """Writes the policy file; it appears whole or not at all."""
-    predictor = file.predictor
+    policy = file.policy
     head = {
         "format": FORMAT,
         "pair": asdict(file.pair),
-        "architecture": asdict(predictor.architecture),
+        "architecture": {"kind": "fixed", "width": policy.width}
+        if isinstance(policy, Fixed)
+        else asdict(policy.architecture),
         "objective": file.objective,
         "cost": None if file.cost is None else {str(w): c for w, c in file.cost.items()},
         "report": file.report,
         "training": file.training,
     }
     text = json.dumps(head, allow_nan=False, sort_keys=True)
-    tensors = {k: v.detach().float().cpu().contiguous() for k, v in predictor.network.state_dict().items()}
+    state = {} if isinstance(policy, Fixed) else policy.network.state_dict()
+    tensors = {k: v.detach().float().cpu().contiguous() for k, v in state.items()}
     with replacing(Path(path)) as temporary:
         save_file(tensors, temporary, metadata={METADATA_KEY: text})
 
@@ -103,15 +114,11 @@ def read_policy(path: str | Path) -> PolicyFile:
         ) from error
     header = _header(path, data)
     head = _metadata(path, header)
-    architecture = _architecture(path, head["architecture"])
-    tensors = _tensors(path, data, header, architecture)
-    network = WidthNetwork(architecture, seed=None)
-    network.load_state_dict(tensors, assign=True)
+    policy = _fixed(path, header, head) or _predictor(path, data, header, head)
     try:
         pair = Pair(**head["pair"])
         cost = None if head["cost"] is None else {int(w): c for w, c in head["cost"].items()}
-        predictor = Predictor(network)
-        return PolicyFile(predictor, pair, head["objective"], cost, head["report"], head["training"])
+        return PolicyFile(policy, pair, head["objective"], cost, head["report"], head["training"])
     except (ValueError, TypeError, AttributeError) as error:
         raise PolicyFileError(f"{path}: {error}") from error
 
@@ -178,8 +185,33 @@ def _metadata(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     return head
 
 
+def _fixed(path: Path, header: dict[str, Any], head: dict[str, Any]) -> Fixed | None:
+    """The fixed width of such a file; None for any other kind."""
+    values = head["architecture"]
+    if values.get("kind") != "fixed":
+        return None
+    tensors = sorted(set(header) - {"__metadata__"})
+    if set(values) != {"kind", "width"} or tensors:
+        raise PolicyFileError(
+            f"{path}: expected kind and width and no tensors in a fixed policy, found {sorted(values)}, {tensors}"
+        )
+    try:
+        return Fixed(values["width"])
+    except ValueError as error:
+        raise PolicyFileError(f"{path}: {error}") from error
+
+
+def _predictor(path: Path, data: bytes, header: dict[str, Any], head: dict[str, Any]) -> Predictor:
+    architecture = _architecture(path, head["architecture"])
+    tensors = _tensors(path, data, header, architecture)
+    network = WidthNetwork(architecture, seed=None)
+    network.load_state_dict(tensors, assign=True)
+    return Predictor(network)
+
+
 def _architecture(path: Path, values: dict[str, Any]) -> Architecture:
     names = {f.name for f in fields(Architecture)}
+    values = {"depth": 2, **values}
     if set(values) != names:
         raise PolicyFileError(f"{path}: expected architecture keys {sorted(names)}, found {sorted(values)}")
     try:
@@ -193,14 +225,9 @@ def _tensors(
 ) -> dict[str, Tensor]:
     """The network's tensors, each checked for presence, dtype, shape and finite values."""
     d, h, c = architecture.input_size, architecture.hidden, len(architecture.window)
-    shapes = {
-        "first.weight": [h, d],
-        "first.bias": [h],
-        "second.weight": [h, h],
-        "second.bias": [h],
-        "head.weight": [c, h],
-        "head.bias": [c],
-    }
+    shapes = {"head.weight": [c, h], "head.bias": [c]}
+    for name in architecture.layers:
+        shapes |= {f"{name}.weight": [h, d if name == "first" else h], f"{name}.bias": [h]}
     for name in sorted(set(shapes) | set(header) - {"__metadata__"}):
         expected = f"F32 {shapes[name]}" if name in shapes else "no such tensor"
         entry = header.get(name)

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from blockpilot.policies.contract import Table, check_window
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
-INPUT_KINDS = {"full": ("raw", "probabilities", "normalised"), "compact": ("mean_embedding",)}
+INPUT_KINDS = {"full": ("raw", "probabilities", "normalised", "top_k"), "compact": ("mean_embedding",)}
 DEFAULT_HIDDEN = {"full": 2048, "compact": 256}
+TOP_K = 64
+HIDDEN_LAYERS = ("first", "second", "third", "fourth")
 _VOCABULARY_CHUNK = 4096
 _RMS_EPSILON = 1e-12
 
@@ -30,12 +32,13 @@ class Architecture:
 
     Attributes:
         kind: "full" or "compact".
-        input_kind: "raw" logits, "probabilities" or "normalised" (zero mean, unit variance) logits for full;
-            "mean_embedding" for compact.
+        input_kind: "raw" logits, "probabilities", "normalised" (zero mean, unit variance) or "top_k" logits (the
+            `TOP_K` largest, zero elsewhere) for full; "mean_embedding" for compact.
         input_size: V for full, H for compact.
-        hidden: width of both hidden layers.
+        hidden: width of every hidden layer.
         window: the widths to choose from, one class each.
         dropout: share of hidden units dropped in training.
+        depth: number of hidden layers, 1 to 4; the paper's is 2.
     """
 
     kind: str
@@ -44,6 +47,7 @@ class Architecture:
     hidden: int
     window: tuple[int, ...]
     dropout: float = 0.2
+    depth: int = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", check_window(self.window))
@@ -60,6 +64,15 @@ class Architecture:
                 raise ValueError(f"Architecture.{name}: expected an int >= 1, got {value!r}")
         if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
             raise ValueError(f"Architecture.dropout: expected a number in [0, 1), got {self.dropout!r}")
+        if isinstance(self.depth, bool) or self.depth not in range(1, len(HIDDEN_LAYERS) + 1):
+            raise ValueError(
+                f"Architecture.depth: expected an int from 1 to {len(HIDDEN_LAYERS)}, got {self.depth!r}"
+            )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the hidden layers."""
+        return HIDDEN_LAYERS[: self.depth]
 
 
 class _Linear(nn.Module):
@@ -75,7 +88,7 @@ class _Linear(nn.Module):
 
 
 class WidthNetwork(nn.Module):
-    """Two hidden layers with ReLU and dropout, a residual around the second, a linear head; Kaiming init.
+    """Hidden layers with ReLU and dropout, a residual from the second on, a linear head; Kaiming init.
 
     Args:
         architecture: sizes.
@@ -85,20 +98,29 @@ class WidthNetwork(nn.Module):
     def __init__(self, architecture: Architecture, seed: int | None = 0) -> None:
         super().__init__()
         self.architecture = architecture
-        self.first = _Linear(architecture.input_size, architecture.hidden)
-        self.second = _Linear(architecture.hidden, architecture.hidden)
+        inputs = architecture.input_size
+        for name in architecture.layers:
+            self.add_module(name, _Linear(inputs, architecture.hidden))
+            inputs = architecture.hidden
         self.head = _Linear(architecture.hidden, len(architecture.window))
         self.drop = nn.Dropout(architecture.dropout)
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
-            for layer in (self.first, self.second):
+            for layer in self.hidden_layers:
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
             nn.init.kaiming_normal_(self.head.weight, nonlinearity="linear", generator=generator)
 
+    @property
+    def hidden_layers(self) -> list[_Linear]:
+        """The hidden layers in order."""
+        return [getattr(self, name) for name in self.architecture.layers]
+
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [N, D] float32 → class scores [N, C]."""
-        h = self.drop(torch.relu(self.first(x)))
-        h = h + self.drop(torch.relu(self.second(h)))
+        first, *others = self.hidden_layers
+        h = self.drop(torch.relu(first(x)))
+        for layer in others:
+            h = h + self.drop(torch.relu(layer(h)))
         scores: Tensor = self.head(h)
         return scores
 
@@ -138,6 +160,9 @@ def _tile_input(logits: Tensor, input_kind: str) -> Tensor:
     if input_kind == "normalised":
         centred = logits - logits.mean(-1, keepdim=True)
         return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + _RMS_EPSILON)
+    if input_kind == "top_k":
+        least = logits.topk(min(TOP_K, logits.shape[-1]), -1).values[:, -1:]
+        return torch.where(logits >= least, logits, 0.0)
     if input_kind not in ("probabilities", "mean_embedding"):
         kinds = [k for kinds in INPUT_KINDS.values() for k in kinds]
         raise ValueError(f"input_kind: expected one of {kinds}, got {input_kind!r}")
@@ -207,15 +232,17 @@ class Predictor:
             return inputs.new_zeros(0, len(self.window))
         if inputs.device != self._device:
             self._pack(inputs.device)
-        h = torch.relu(self._first(pad_rows(inputs)))
-        h = h + torch.relu(self._second(h))
+        first, *others = self._layers
+        h = torch.relu(first(pad_rows(inputs)))
+        for layer in others:
+            h = h + torch.relu(layer(h))
         return self._head(h)[: inputs.shape[0]]
 
     def _pack(self, device: torch.device) -> None:
         self._device = device
         self.network.to(device)
-        layers = (self.network.first, self.network.second, self.network.head)
-        self._first, self._second, self._head = (PackedLinear(m.weight, m.bias) for m in layers)
+        layers = (*self.network.hidden_layers, self.network.head)
+        *self._layers, self._head = (PackedLinear(m.weight, m.bias) for m in layers)
 
     def __repr__(self) -> str:
         return f"Predictor({self.architecture.kind}, window={self.window})"

@@ -2,107 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from blockpilot.training.dataset import Examples, best, worth
+from blockpilot.training.held_out import Bootstrap, Group, HeldOutReport, Interval, Section, SplitHalf
 
-PERCENT = 95
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over held-out prompts with its 95 % bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Section:
-    """Every strategy under one measure: "tau" or "tokens_per_second".
-
-    Attributes:
-        measure: what the figures are.
-        strategies: mean per strategy: drafter_block (where labelled), best_fixed, predictor,
-            shuffled_control, random (expectation over the window), oracle (each prompt's best width,
-            known afterwards).
-        gains: paired differences: predictor minus each other strategy, and oracle minus best_fixed.
-        best_fixed_width: the width with the highest mean on the training part.
-        picks: how often the predictor chose each width.
-        best_widths: how often each width was the best one.
-        accuracy, control_accuracy: share of prompts whose best width (lowest on a tie) was chosen.
-        block_size_best: share of prompts where no width beats the drafter's block size; None: not labelled.
-        block_size_label: share of prompts whose best width (lowest on a tie) is the drafter's block size.
-        regret: oracle minus predictor, mean.
-    """
-
-    measure: str
-    strategies: dict[str, Interval]
-    gains: dict[str, Interval]
-    best_fixed_width: int
-    picks: dict[int, int]
-    best_widths: dict[int, int]
-    accuracy: float
-    control_accuracy: float
-    block_size_best: float | None
-    block_size_label: float | None
-    regret: float
+__all__ = [
+    "Bootstrap",
+    "Group",
+    "HeldOutReport",
+    "Interval",
+    "Picked",
+    "Section",
+    "SplitHalf",
+    "compare",
+    "conclude",
+]
 
 
 @dataclass(frozen=True)
-class HeldOutReport:
-    """What a policy is worth on prompts that chose nothing about it.
+class Picked:
+    """Prompts of one evaluation set, with the columns [N] that predictor and shuffled control picked for them."""
 
-    Attributes:
-        objective: what training maximised. window, block_size: widths, drafter block size.
-        train, held_out: prompts in either part. split: how they were parted.
-        acceptance: figures in τ. throughput: figures in tokens per second, where a cost table was given.
-        tau_by_width: held-out mean τ of every width.
-        conclusion: one sentence on predictor against best fixed width under the objective.
-    """
+    examples: Examples
+    chosen: Tensor
+    control: Tensor
 
-    objective: str
-    window: tuple[int, ...]
-    block_size: int
-    train: int
-    held_out: int
-    split: str
-    acceptance: Section
-    throughput: Section | None
-    tau_by_width: dict[int, Interval]
-    conclusion: str = field(default="")
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
-        plain: dict[str, Any] = _jsonable(asdict(self))
-        return plain
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _jsonable(v) for k, v in value.items()}
-    return [_jsonable(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-class Bootstrap:
-    """Resamples of n prompts, the same for every figure, so that differences are paired."""
-
-    def __init__(self, n: int, resamples: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._rows = torch.randint(n, (resamples, n), generator=generator)
-
-    def interval(self, values: Tensor) -> Interval:
-        """Mean and percentile interval of per-prompt values [n]."""
-        means = values.double()[self._rows].mean(-1)
-        tail = (100 - PERCENT) / 200
-        low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-        return Interval(float(values.double().mean()), low, high)
+    def select(self, rows: Sequence[int]) -> Picked:
+        """The prompts at the given rows."""
+        index = torch.tensor(rows, dtype=torch.long)
+        return Picked(self.examples.select(rows), self.chosen[index], self.control[index])
 
 
 def compare(
@@ -114,50 +47,125 @@ def compare(
     block_size: int,
     cost: Mapping[int, float] | None,
     bootstrap: Bootstrap,
+    evaluation: Picked | None = None,
 ) -> Section:
     """The section of one measure.
 
     Args:
-        train, held_out: the two parts; only `best_fixed` looks at `train`.
+        train, held_out: the two parts; only `best_fixed` and the split-half oracle's ties look at `train`.
         chosen, control: columns [N] the predictor and the shuffled-label control picked for `held_out`.
         cost: None for τ, seconds of a step by width for tokens per second.
+        evaluation: prompts of evaluation sets, each of which gets a group of its own.
     """
     window = held_out.window
+    prior = worth(train.tau, window, cost).mean(0)
+    scorer = _Scorer(int(best(prior[None])), block_size, cost)
+    picked = Picked(held_out, chosen, control)
     values = worth(held_out.tau, window, cost)
-    fixed = int(best(worth(train.tau, window, cost).mean(0, keepdim=True)))
     at_block = window.index(block_size) if block_size in window else None
     label = best(values)
-    per_prompt = _strategies(values, fixed, at_block, chosen, control)
-    oracle, mine = per_prompt["oracle"], per_prompt["predictor"]
-    gains = {f"predictor - {k}": mine - v for k, v in per_prompt.items() if k != "predictor"}
-    gains["oracle - best_fixed"] = oracle - per_prompt["best_fixed"]
+    whole = scorer.group(picked, bootstrap)
     return Section(
         measure="tau" if cost is None else "tokens_per_second",
-        strategies={k: bootstrap.interval(v) for k, v in per_prompt.items()},
-        gains={k: bootstrap.interval(v) for k, v in gains.items()},
-        best_fixed_width=window[fixed],
-        picks=_histogram(chosen, window),
+        strategies=whole.strategies,
+        gains=whole.gains,
+        best_fixed_width=window[scorer.fixed],
+        picks=whole.picks,
         best_widths=_histogram(label, window),
         accuracy=_share(chosen == label),
         control_accuracy=_share(control == label),
-        block_size_best=None if at_block is None else _share(values[:, at_block] == oracle),
+        block_size_best=None if at_block is None else _share(values[:, at_block] == values.amax(-1)),
         block_size_label=None if at_block is None else _share(label == at_block),
-        regret=float((oracle - mine).mean()),
+        regret=whole.regret,
+        by_family=scorer.groups(picked, held_out.families, bootstrap),
+        by_dataset=scorer.groups(picked, held_out.datasets, bootstrap),
+        evaluation={}
+        if evaluation is None
+        else scorer.groups(evaluation, evaluation.examples.datasets, bootstrap),
+        split_half=_split_half(picked, prior, scorer, bootstrap),
     )
 
 
-def _strategies(
-    values: Tensor, fixed: int, at_block: int | None, chosen: Tensor, control: Tensor
-) -> dict[str, Tensor]:
-    """Value per prompt [N] of every way to choose; columns of `values` [N, C]."""
-    block = {} if at_block is None else {"drafter_block": values[:, at_block]}
-    return block | {
-        "best_fixed": values[:, fixed],
-        "predictor": _take(values, chosen),
-        "shuffled_control": _take(values, control),
-        "random": values.mean(-1),
-        "oracle": values.amax(-1),
+@dataclass(frozen=True)
+class _Scorer:
+    """One measure: the best fixed column, the drafter's block size, and the cost, None for τ."""
+
+    fixed: int
+    block_size: int
+    cost: Mapping[int, float] | None
+
+    def strategies(self, picked: Picked) -> dict[str, Tensor]:
+        """Value per prompt [N] of every way to choose."""
+        window = picked.examples.window
+        values = worth(picked.examples.tau, window, self.cost)
+        found = {}
+        if self.block_size in window:
+            found["drafter_block"] = values[:, window.index(self.block_size)]
+        if self.cost is not None and 1 in self.cost:
+            found["plain"] = values.new_full((len(values),), 1 / self.cost[1])
+        return found | {
+            "best_fixed": values[:, self.fixed],
+            "predictor": _take(values, picked.chosen),
+            "shuffled_control": _take(values, picked.control),
+            "random": values.mean(-1),
+            "oracle": values.amax(-1),
+        }
+
+    def group(self, picked: Picked, bootstrap: Bootstrap) -> Group:
+        """The figures of all the prompts given."""
+        found = self.strategies(picked)
+        oracle, mine = found["oracle"], found["predictor"]
+        gains = {f"predictor - {k}": mine - v for k, v in found.items() if k != "predictor"}
+        gains["oracle - best_fixed"] = oracle - found["best_fixed"]
+        return Group(
+            prompts=len(picked.examples),
+            strategies={k: bootstrap.interval(v) for k, v in found.items()},
+            gains={k: bootstrap.interval(v) for k, v in gains.items()},
+            picks=_histogram(picked.chosen, picked.examples.window),
+            regret=float((oracle - mine).mean()),
+        )
+
+    def groups(self, picked: Picked, names: Sequence[str | None], bootstrap: Bootstrap) -> dict[str, Group]:
+        """A group for each name, in sorted order; prompts without a name are in none."""
+        found = {}
+        for name in sorted({n for n in names if n is not None}):
+            rows = [i for i, n in enumerate(names) if n == name]
+            found[name] = self.group(picked.select(rows), bootstrap.of(len(rows)))
+        return found
+
+
+def _split_half(picked: Picked, prior: Tensor, scorer: _Scorer, bootstrap: Bootstrap) -> SplitHalf | None:
+    """Widths chosen on the first halves and scored on the second; of equal ones, the best on the training part.
+
+    Args:
+        prior: mean training value of each width [C].
+    """
+    examples = picked.examples
+    if examples.halves is None:
+        return None
+    rows = torch.isfinite(examples.halves).all(-1).all(-1).nonzero()[:, 0].tolist()
+    if not rows:
+        return None
+    first, second = worth(examples.halves[rows], examples.window, scorer.cost).unbind(1)
+    tied = first == first.amax(-1, keepdim=True)
+    chosen = best(torch.where(tied, prior, -torch.inf))
+    found = {
+        "best_fixed": second[:, scorer.fixed],
+        "predictor": _take(second, picked.chosen[rows]),
+        "split_half_oracle": _take(second, chosen),
+        "oracle": second.amax(-1),
     }
+    pairs = [
+        ("split_half_oracle", "best_fixed"),
+        ("predictor", "best_fixed"),
+        ("predictor", "split_half_oracle"),
+    ]
+    bootstrap = bootstrap.of(len(rows))
+    return SplitHalf(
+        prompts=len(rows),
+        strategies={k: bootstrap.interval(v) for k, v in found.items()},
+        gains={f"{a} - {b}": bootstrap.interval(found[a] - found[b]) for a, b in pairs},
+    )
 
 
 def tau_by_width(examples: Examples, bootstrap: Bootstrap) -> dict[int, Interval]:
@@ -170,11 +178,16 @@ def conclude(section: Section) -> str:
     gain, unit = section.gains["predictor - best_fixed"], section.measure.replace("_", " ")
     figures = f"{gain.mean:+.4g} {unit}, 95 % interval [{gain.low:+.4g}, {gain.high:+.4g}]"
     against = f"the best fixed width ({section.best_fixed_width})"
-    if gain.low > 0:
+    if supported(section):
         return f"The predictor beats {against}: {figures}, above zero."
     if gain.high < 0:
         return f"The predictor is worse than {against}: {figures}, below zero."
     return f"The predictor does not beat {against}: {figures}, not above zero."
+
+
+def supported(section: Section) -> bool:
+    """Whether the predictor's interval over the best fixed width is above zero."""
+    return section.gains["predictor - best_fixed"].low > 0
 
 
 def _take(values: Tensor, columns: Tensor) -> Tensor:

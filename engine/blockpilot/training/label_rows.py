@@ -25,6 +25,20 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def halves(step_tokens: Sequence[int]) -> list[list[int]]:
+    """[[committed, steps] of the first half, of the second]: a step belongs to the half in which it starts.
+
+    The first half holds the steps that start before half of the tokens are committed.
+    """
+    total, done, parts = sum(step_tokens), 0, [[0, 0], [0, 0]]
+    for tokens in step_tokens:
+        part = parts[2 * done >= total]
+        part[0] += tokens
+        part[1] += 1
+        done += tokens
+    return parts
+
+
 def label_rows(
     chunk: Sequence[dict[str, str]],
     outputs: Sequence[Sequence[Output]],
@@ -47,12 +61,14 @@ def label_rows(
         rows.append({
             "id": prompt["id"],
             "family": prompt["family"],
+            "dataset": prompt.get("dataset"),
             "prompt_hash": text_hash(prompt["prompt"]),
             "prompt_tokens": len(of_prompt[0].prompt_token_ids),
             "window": list(window),
             "tau": [s.tau for s in stats],
             "steps": [s.steps for s in stats],
             "committed": [s.committed for s in stats],
+            "halves": [halves(s.step_tokens) for s in stats],
             "kept": [s.kept for s in stats],
             "offered": [s.offered for s in stats],
             "tokens": len(of_prompt[0].token_ids),

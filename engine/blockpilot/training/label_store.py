@@ -1,9 +1,12 @@
 """Label files: append-only JSONL that survives a kill.
 
-Line 1 is {"labels": 1, "settings": {...}}. Every further line is one prompt: id, family, prompt_hash,
-prompt_tokens, window, tau, steps and committed per width, kept and offered per width and offset, tokens,
+Line 1 is {"labels": 2, "settings": {...}}. Every further line is one prompt: id, family, dataset (or null),
+prompt_hash, prompt_tokens, window, tau, steps and committed per width, halves per width ([[committed, steps] of
+the first half, of the second], `label_rows.halves`), kept and offered per width and offset, tokens,
 finish_reason, input (base64 of H little-endian float32, or null), logits ({"file", "row"} or null: a row of a
 safetensors shard in the folder named like the file with suffix ".logits").
+
+Format 1 lacks dataset and halves, which are read as null; a file of format 1 is continued in format 1.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from torch import Tensor
 
 from blockpilot.policies.atomic import replacing
 
-FORMAT = 1
-_START = f'{{"labels": {FORMAT}, "settings": '.encode()
-_ROW_KEYS = {
+FORMAT = 2
+_STARTS = {number: f'{{"labels": {number}, "settings": '.encode() for number in (1, FORMAT)}
+_ADDED = {"dataset", "halves"}  # by format 2
+_ROW_KEYS = _ADDED | {
     "id", "family", "prompt_hash", "prompt_tokens", "window", "tau", "steps", "committed", "kept", "offered",
     "tokens", "finish_reason", "input", "logits",
 }  # fmt: skip
@@ -43,10 +47,10 @@ class LabelStore:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         settings = json.loads(json.dumps(settings))
-        self.rows = _resume(self.path, settings) if self.path.exists() else []
+        self.format, self.rows = _resume(self.path, settings) if self.path.exists() else (FORMAT, [])
         self._file = self.path.open("ab")
         if self._file.tell() == 0:
-            self._write({"labels": FORMAT, "settings": settings})
+            self._write({"labels": self.format, "settings": settings})
 
     @property
     def shards(self) -> Path:
@@ -58,7 +62,7 @@ class LabelStore:
         for row in rows:
             if set(row) != _ROW_KEYS:
                 raise ValueError(f"label row: expected keys {sorted(_ROW_KEYS)}, got {sorted(row)}")
-            self._write(row)
+            self._write({k: v for k, v in row.items() if k in _keys(self.format)})
             self.rows.append(row)
         os.fsync(self._file.fileno())
 
@@ -86,10 +90,15 @@ class LabelStore:
         self._file.flush()
 
 
-def _resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of an unfinished file, cut after its last whole line."""
+def _keys(number: int) -> set[str]:
+    """The row keys of a format."""
+    return _ROW_KEYS if number == FORMAT else _ROW_KEYS - _ADDED
+
+
+def _resume(path: Path, settings: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    """Format and rows of an unfinished file, cut after its last whole line."""
     data = path.read_bytes()
-    if not (data.startswith(_START) or _START.startswith(data)):
+    if not any(data.startswith(start) or start.startswith(data) for start in _STARTS.values()):
         raise ValueError(
             f"{path}: expected a label file of format {FORMAT} to continue, found another file; move it away"
         )
@@ -104,7 +113,11 @@ def _resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     if whole < len(data):
         with path.open("rb+") as file:
             file.truncate(whole)
-    return rows
+    return (_format(data) if whole else FORMAT), rows
+
+
+def _format(data: bytes) -> int:
+    return next((number for number, start in _STARTS.items() if data.startswith(start)), FORMAT)
 
 
 def read_labels(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -114,25 +127,26 @@ def read_labels(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: expected a readable label file, got {error.strerror or error}") from error
-    if not data.startswith(_START) or b"\n" not in data:
-        raise ValueError(f"{path}: expected a label file of format {FORMAT}, found something else")
+    if not data.startswith(tuple(_STARTS.values())) or b"\n" not in data:
+        raise ValueError(f"{path}: expected a label file of format 1 to {FORMAT}, found something else")
     return _parse(path, data[: data.rfind(b"\n") + 1])
 
 
 def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    records = []
+    records: list[dict[str, Any]] = []
+    of_row = _keys(_format(data))
     for number, line in enumerate(data.splitlines(), 1):
         try:
             record = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: expected a JSON object, found {error}") from error
-        keys = {"labels", "settings"} if number == 1 else _ROW_KEYS
+        keys = {"labels", "settings"} if number == 1 else of_row
         if not isinstance(record, dict) or set(record) != keys:
             raise ValueError(
                 f"{path}, line {number}: expected an object with keys {sorted(keys)}, found {line[:80]!r}"
             )
         records.append(record)
-    rows = records[1:]
+    rows: list[dict[str, Any]] = [{**dict.fromkeys(_ADDED), **record} for record in records[1:]]
     ids = [r["id"] for r in rows]
     if len(set(ids)) != len(ids):
         raise ValueError(

@@ -2,112 +2,71 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from blockpilot.policies.contract import Pair
-from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, check_cost, save_policy
-from blockpilot.policies.predictor import DEFAULT_HIDDEN, INPUT_KINDS, Architecture, Predictor, WidthNetwork
-from blockpilot.training.calibration import Calibration
-from blockpilot.training.dataset import Examples, LabelSet, best, equally_best, load_examples, worth
-from blockpilot.training.evaluation import Bootstrap, HeldOutReport, Section, compare, conclude, tau_by_width
+from blockpilot.policies.contract import Fixed, Pair, Table
+from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, save_policy
+from blockpilot.policies.predictor import Predictor
+from blockpilot.training.costs import Cost, read_cost
+from blockpilot.training.dataset import Examples, LabelSet, best, load_examples, worth
+from blockpilot.training.evaluation import Picked, compare, conclude, supported, tau_by_width
+from blockpilot.training.fitting import Fit, TrainSettings, fit_network, torch_threads
+from blockpilot.training.held_out import FEW_PROMPTS, Bootstrap, HeldOutReport, Section, Seeds
+from blockpilot.training.losses import targets
 from blockpilot.training.prompts import split_rows
 from blockpilot.training.randomness import Draw
 
-_DEFAULT_RATE = {"full": 1e-5, "compact": 1e-3}
-_DEFAULT_THREADS = {"full": None, "compact": 1}
+__all__ = ["Fit", "TrainSettings", "TrainingData", "load_data", "part", "predictor_file", "train_policy"]
+
+Files = str | Path | Sequence[str | Path]
+_TIMED_CALLS = 20
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """How to train; the defaults of `full` are the paper's.
+class TrainingData:
+    """Labels with the seconds of a step by width, and prompts of evaluation sets.
 
     Attributes:
-        kind, input_kind, hidden, dropout: the network (`Architecture`); None takes the kind's default.
-        epochs, learning_rate, batch: Adam on cross-entropy.
-        patience: epochs without a better validation loss before stopping.
-        validation: share of the training part that only decides when to stop.
-        held_out, split: share of the prompts that only the report sees; "random" or whole "family".
-        seed: of the split, the weights, the batches, dropout and the bootstrap.
-        bootstrap: resamples of an interval.
-        threads: torch threads while training; None: 1 for compact (too small to share), torch's for full.
+        repeated: prompts of the evaluation sets that are left out because they are among the labels.
     """
 
-    kind: str = "compact"
-    input_kind: str | None = None
-    hidden: int | None = None
-    dropout: float = 0.2
-    epochs: int = 100
-    learning_rate: float | None = None
-    batch: int = 32
-    patience: int = 20
-    validation: float = 0.2
-    held_out: float = 0.25
-    split: str = "random"
-    seed: int = 0
-    bootstrap: int = 2000
-    threads: int | None = None
+    labels: LabelSet
+    objective: str
+    cost: Mapping[int, float] | None
+    evaluation: Examples | None = None
+    repeated: int = 0
 
-    def __post_init__(self) -> None:
-        if self.kind not in INPUT_KINDS:
-            raise ValueError(f"TrainSettings.kind: expected one of {sorted(INPUT_KINDS)}, got {self.kind!r}")
-        for name in ("epochs", "batch", "patience", "bootstrap"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"TrainSettings.{name}: expected an int >= 1, got {getattr(self, name)!r}")
-        for name in ("validation", "held_out"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(
-                    f"TrainSettings.{name}: expected a share between 0 and 1, got {getattr(self, name)!r}"
-                )
-        if self.learning_rate is not None and not 0 < self.learning_rate < 1:
-            raise ValueError(
-                f"TrainSettings.learning_rate: expected a number in (0, 1), got {self.learning_rate!r}"
-            )
-
-    def resolved(self) -> TrainSettings:
-        """The same with the kind's defaults filled in."""
-        return replace(
-            self,
-            input_kind=self.input_kind or INPUT_KINDS[self.kind][0],
-            hidden=self.hidden or DEFAULT_HIDDEN[self.kind],
-            learning_rate=self.learning_rate or _DEFAULT_RATE[self.kind],
-            threads=self.threads or _DEFAULT_THREADS[self.kind],
-        )
-
-    def architecture(self, input_size: int, window: tuple[int, ...]) -> Architecture:
-        """The network these settings ask for."""
-        s = self.resolved()
-        return Architecture(s.kind, str(s.input_kind), input_size, int(s.hidden or 0), window, s.dropout)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A trained network and the epoch (from 1) and validation loss it was taken from."""
-
-    network: WidthNetwork
-    epoch: int
-    validation_loss: float
+    @property
+    def objective_cost(self) -> Mapping[int, float] | None:
+        """The cost by which the objective divides τ; None for acceptance."""
+        return self.cost if self.objective == "throughput" else None
 
 
 def train_policy(
-    labels: str | Path | Sequence[str | Path],
+    labels: Files,
     output: str | Path,
     *,
     settings: TrainSettings | None = None,
     objective: str = "acceptance",
-    cost: Mapping[int, float] | str | Path | None = None,
+    cost: Cost | None = None,
     window: Sequence[int] | None = None,
     pair: Pair | None = None,
+    evaluation: Files = (),
+    time_calls: bool | Tensor | Table = False,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> HeldOutReport:
-    """Trains a predictor, writes the policy file and returns its held-out report.
+    """Trains a predictor, writes the policy that its held-out report supports and returns the report.
+
+    `output` gets the predictor if its interval over the best fixed width is above zero. Otherwise it gets that
+    fixed width, and the predictor is written beside it (`predictor_file`).
 
     Args:
         labels: label files of one pair.
@@ -115,43 +74,85 @@ def train_policy(
         objective: "acceptance" labels a prompt with argmax τ, "throughput" with argmax τ / cost.
         cost: seconds of a step by width, a JSON file of them, or a calibration file; needed for throughput,
             reported when given.
-        window: widths to choose from, a subset of the labelled ones.
+        window: widths to choose from, of the labelled ones and 1. None: the labelled ones, and for throughput
+            also 1, plain decoding, where its cost is known.
         pair: if given, the pair the labels must come from.
+        evaluation: label files of evaluation sets, made with the same pair, which only the report sees.
+        time_calls: also time a call of the predictor, on the target's embedding if that is given, else on a float
+            table of its size; the figure is in the report returned, not in the file.
+        progress: told what comes next.
 
     Raises:
         ValueError: bad settings or files, too few prompts, a missing cost, another pair.
     """
     settings = (settings or TrainSettings()).resolved()
+    data = load_data(labels, str(settings.input_kind), objective, cost, window, pair, evaluation)
+    with torch_threads(settings.threads):
+        fit, report = _train_and_judge(data, settings, progress)
+        predictor = Predictor(fit.network)
+        table = None if isinstance(time_calls, bool) else time_calls
+        spent = None if time_calls is False else _call_us(predictor, data.labels, table)
+    _save(predictor, data, report, output, _training(fit, data, settings))
+    return replace(report, predictor_us=spent)
+
+
+def predictor_file(output: str | Path) -> Path:
+    """Where the predictor goes when the policy file holds a fixed width: policy.predictor.safetensors."""
+    return Path(output).with_suffix(".predictor.safetensors")
+
+
+def load_data(
+    labels: Files,
+    input_kind: str,
+    objective: str = "acceptance",
+    cost: Cost | None = None,
+    window: Sequence[int] | None = None,
+    pair: Pair | None = None,
+    evaluation: Files = (),
+) -> TrainingData:
+    """Reads and checks everything training needs; arguments as in `train_policy`."""
     _check_objective(objective, cost)
-    files = [labels] if isinstance(labels, (str, Path)) else list(labels)
-    data = load_examples(files, str(settings.input_kind), window)
+    data = load_examples(_files(labels), input_kind, window)
     if pair is not None and data.pair != pair:
         raise ValueError(f"labels: expected labels of {pair}, got labels of {data.pair}")
-    costs = None if cost is None else check_cost(_read_cost(cost, data), data.examples.window)
-    with _threads(settings.threads):
-        fit, report = _train_and_judge(data, settings, objective, costs)
-    training = {
-        **asdict(settings),
-        "best_epoch": fit.epoch,
-        "validation_loss": fit.validation_loss,
-        "unusable_prompts": data.unusable,
-        "labels": data.settings,
-    }
-    save_policy(
-        PolicyFile(Predictor(fit.network), data.pair, objective, costs, report.to_dict(), training), output
+    costs = None if cost is None else read_cost(cost, data.examples.window, data.pair)
+    if objective == "throughput" and window is None and costs is not None and 1 in costs:
+        data = replace(data, examples=data.examples.with_plain())
+    sets, repeated = _evaluation(_files(evaluation), input_kind, data)
+    return TrainingData(data, objective, costs, sets, repeated)
+
+
+def _files(files: Files) -> list[str | Path]:
+    return [files] if isinstance(files, (str, Path)) else list(files)
+
+
+def _evaluation(files: Sequence[str | Path], input_kind: str, data: LabelSet) -> tuple[Examples | None, int]:
+    """The evaluation sets' prompts, and how many were left out because training may see them.
+
+    A prompt whose label names no set counts to a set named like its file.
+    """
+    parts, seen, repeated = [], set(data.examples.hashes), 0
+    for file in files:
+        found = load_examples([file], input_kind, data.examples.window, least=1)
+        if found.pair != data.pair or found.examples.inputs.shape[1] != data.examples.inputs.shape[1]:
+            raise ValueError(f"{file}: expected labels of {data.pair}, got labels of {found.pair}")
+        names = tuple(name or Path(file).stem for name in found.examples.datasets)
+        fresh = [i for i, text in enumerate(found.examples.hashes) if text not in seen]
+        repeated += len(names) - len(fresh)
+        if fresh:
+            parts.append(replace(found.examples, datasets=names, halves=None).select(fresh))
+    if not parts:
+        return None, repeated
+    whole = replace(
+        parts[0],
+        ids=tuple(i for p in parts for i in p.ids),
+        families=tuple(f for p in parts for f in p.families),
+        datasets=tuple(d for p in parts for d in p.datasets),
+        hashes=tuple(h for p in parts for h in p.hashes),
+        inputs=torch.cat([p.inputs for p in parts]),
+        tau=torch.cat([p.tau for p in parts]),
     )
-    return report
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Torch's thread count inside the block; None leaves it alone."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return whole, repeated
 
 
 def _check_objective(objective: str, cost: object) -> None:
@@ -164,100 +165,134 @@ def _check_objective(objective: str, cost: object) -> None:
         )
 
 
-def _read_cost(cost: Mapping[int, float] | str | Path, data: LabelSet) -> dict[int, float]:
-    """Seconds by width: given, from a JSON object, or from a calibration of the labels' pair (its smallest cell)."""
-    if isinstance(cost, Mapping):
-        return dict(cost)
-    try:
-        table = json.loads(Path(cost).read_text(encoding="utf-8"))
-        if isinstance(table, dict) and "calibration" in table:
-            measured = Calibration.load(Path(cost))
-            measured.check_pair(data.pair.target, data.pair.drafter)
-            context, requests = measured.contexts[0], measured.requests[0]
-            return {w: measured.cost(w, context, requests) / 1000 for w in data.examples.window}
-        return {int(w): seconds for w, seconds in table.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{cost}: expected a JSON object of seconds by width, got {error}") from error
-
-
 def _train_and_judge(
-    data: LabelSet, settings: TrainSettings, objective: str, cost: Mapping[int, float] | None
+    data: TrainingData, settings: TrainSettings, progress: Callable[[str], None]
 ) -> tuple[Fit, HeldOutReport]:
-    train, held_out = part(data.examples, settings.held_out, settings.seed, settings.split)
-    values = worth(train.tau, train.window, cost if objective == "throughput" else None)
-    target = equally_best(values)
-    architecture = settings.architecture(train.inputs.shape[1], train.window)
-    order = torch.tensor(Draw(f"shuffle:{settings.seed}").shuffled(range(len(train))))
-    fit = fit_network(train, target, architecture, settings)
-    control = fit_network(train, target[order], architecture, settings)
-    picks = [best(Predictor(f.network).scores(held_out.inputs)) for f in (fit, control)]
+    train, held_out = part(data.labels.examples, settings.held_out, settings.seed, settings.split)
+    seeds = tuple(range(settings.seed, settings.seed + settings.seeds))
+    fits, control = _fit_all(train, data, settings, seeds, progress)
     bootstrap = Bootstrap(len(held_out), settings.bootstrap, settings.seed)
 
-    def section(costs: Mapping[int, float] | None) -> Section:
-        size = data.block_size
-        return compare(train, held_out, picks[0], picks[1], block_size=size, cost=costs, bootstrap=bootstrap)
+    def section(fit: Fit, cost: Mapping[int, float] | None) -> Section:
+        mine = _picked(fit, control, held_out)
+        sets = None
+        if data.evaluation is not None and fit is fits[0]:
+            sets = _picked(fit, control, data.evaluation)
+        size = data.labels.block_size
+        picks = (mine.chosen, mine.control)
+        return compare(
+            train, held_out, *picks, block_size=size, cost=cost, bootstrap=bootstrap, evaluation=sets
+        )
 
-    acceptance = section(None)
-    throughput = None if cost is None else section(cost)
-    judged = throughput if objective == "throughput" and throughput is not None else acceptance
+    progress("judging on held-out prompts")
+    judged = [section(fit, data.objective_cost) for fit in fits]
+    acceptance = judged[0] if data.objective_cost is None else section(fits[0], None)
     report = HeldOutReport(
-        objective=objective,
+        objective=data.objective,
         window=train.window,
-        block_size=data.block_size,
+        block_size=data.labels.block_size,
         train=len(train),
         held_out=len(held_out),
         split=settings.split,
         acceptance=acceptance,
-        throughput=throughput,
+        throughput=None if data.cost is None else section(fits[0], data.cost),
         tau_by_width=tau_by_width(held_out, bootstrap),
-        conclusion=conclude(judged),
+        conclusion=conclude(judged[0]),
+        loss=settings.loss,
+        seeds=Seeds.of(seeds, judged),
+        saved=_default(judged[0]),
+        warnings=_warnings(held_out, acceptance, data.repeated),
     )
-    return fit, report
+    return fits[0], report
+
+
+def _fit_all(
+    train: Examples,
+    data: TrainingData,
+    settings: TrainSettings,
+    seeds: Sequence[int],
+    progress: Callable[[str], None],
+) -> tuple[list[Fit], Fit]:
+    """A network for every seed, and the control, trained on shuffled labels."""
+    target = targets(settings.loss, worth(train.tau, train.window, data.objective_cost))
+    architecture = settings.architecture(train.inputs.shape[1], train.window)
+    fits = []
+    for i, seed in enumerate(seeds, 1):
+        progress(f"training seed {seed}, {i} of {len(seeds)}")
+        fits.append(fit_network(train, target, architecture, replace(settings, seed=seed)))
+    progress("training the control on shuffled labels")
+    order = torch.tensor(Draw(f"shuffle:{settings.seed}").shuffled(range(len(train))))
+    return fits, fit_network(train, target[order], architecture, settings)
+
+
+def _picked(fit: Fit, control: Fit, examples: Examples) -> Picked:
+    chosen, shuffled = (best(Predictor(f.network).scores(examples.inputs)) for f in (fit, control))
+    return Picked(examples, chosen, shuffled)
+
+
+def _default(section: Section) -> dict[str, Any]:
+    """What the default policy is by the section of the objective."""
+    fixed = {"kind": "fixed", "width": section.best_fixed_width}
+    return {"kind": "predictor"} if supported(section) else fixed
+
+
+def _warnings(held_out: Examples, section: Section, repeated: int) -> tuple[str, ...]:
+    found = []
+    if len(held_out) < FEW_PROMPTS:
+        found.append(
+            f"only {len(held_out)} prompts are held out, fewer than {FEW_PROMPTS}: the intervals are rough"
+        )
+    if section.split_half is None:
+        found.append("no split-half oracle: the labels hold no halves of the answers; label again to have it")
+    if repeated:
+        found.append(f"{repeated} evaluation prompts are also among the labels and are left out")
+    return tuple(found)
+
+
+def _training(fit: Fit, data: TrainingData, settings: TrainSettings) -> dict[str, Any]:
+    return {
+        **asdict(settings),
+        "best_epoch": fit.epoch,
+        "validation_loss": fit.validation_loss,
+        "unusable_prompts": data.labels.unusable,
+        "labels": data.labels.settings,
+    }
+
+
+def _save(
+    predictor: Predictor,
+    data: TrainingData,
+    report: HeldOutReport,
+    output: str | Path,
+    training: dict[str, Any],
+) -> None:
+    """The predictor first: the default policy appears only beside a whole predictor."""
+    window = data.labels.examples.window
+    cost = None if data.cost is None else {w: data.cost[w] for w in window}
+    file = PolicyFile(predictor, data.labels.pair, data.objective, cost, report.to_dict(), training)
+    if report.fixed_width is None:
+        save_policy(file, output)
+        return
+    save_policy(file, predictor_file(output))
+    save_policy(replace(file, policy=Fixed(report.fixed_width)), output)
+
+
+def _call_us(predictor: Predictor, labels: LabelSet, table: Tensor | Table | None) -> float:
+    """Median microseconds of `choose` for one request on random logits: the call that the loop makes."""
+    vocabulary, size = labels.settings["vocabulary"], labels.settings["input_size"]
+    generator = torch.Generator().manual_seed(0)
+    timed = Predictor(predictor.network)
+    timed.bind(torch.randn(vocabulary, size, generator=generator) if table is None else table)
+    seconds = []
+    for _ in range(_TIMED_CALLS + 2):  # the first two warm up
+        logits = torch.randn(1, vocabulary, generator=generator)
+        start = perf_counter()
+        timed.choose(logits)
+        seconds.append(perf_counter() - start)
+    return median(seconds[2:]) * 1e6
 
 
 def part(examples: Examples, share: float, seed: int, by: str = "random") -> tuple[Examples, Examples]:
     """(rest, share of the examples), seeded."""
     rest, taken = split_rows(examples.families, share, seed, by)
     return examples.select(rest), examples.select(taken)
-
-
-def fit_network(train: Examples, target: Tensor, architecture: Architecture, settings: TrainSettings) -> Fit:
-    """Adam on cross-entropy; the weights of the epoch with the lowest loss on a validation share of `train`.
-
-    Args:
-        target: label of each row as shares of the widths, [N, C] float32.
-    """
-    rows = split_rows(train.families, settings.validation, settings.seed + 1, "random")
-    fitted, checked = (train.inputs[r] for r in rows)
-    fitted_target, checked_target = (target[r] for r in rows)
-    network = WidthNetwork(architecture, settings.seed)
-    optimiser = torch.optim.Adam(network.parameters(), lr=float(settings.learning_rate or 0))
-    order = torch.Generator().manual_seed(settings.seed)
-    chosen = Fit(network, 0, float("inf"))
-    with torch.random.fork_rng(devices=[]):  # dropout draws from the global stream
-        torch.manual_seed(settings.seed)
-        for epoch in range(1, settings.epochs + 1):
-            for batch in torch.split(torch.randperm(len(fitted), generator=order), settings.batch):
-                _update(network, optimiser, fitted[batch], fitted_target[batch])
-            now = _loss(network, checked, checked_target)
-            if now < chosen.validation_loss:
-                chosen = Fit(copy.deepcopy(network), epoch, now)
-            if epoch - chosen.epoch >= settings.patience:
-                break
-    if chosen.epoch == 0:
-        raise ArithmeticError("training diverged: no validation loss was a number; lower the learning rate")
-    return chosen
-
-
-def _update(network: WidthNetwork, optimiser: torch.optim.Adam, inputs: Tensor, target: Tensor) -> None:
-    network.train()
-    loss = F.cross_entropy(network(inputs), target)
-    optimiser.zero_grad()
-    torch.autograd.backward(loss)
-    optimiser.step()
-
-
-def _loss(network: WidthNetwork, inputs: Tensor, target: Tensor) -> float:
-    network.eval()
-    with torch.no_grad():
-        return float(F.cross_entropy(network(inputs), target))

@@ -98,10 +98,15 @@ def write_prompts(prompts: Sequence[dict[str, str]], path: str | Path) -> None:
 
 
 def read_prompts(path: str | Path) -> list[dict[str, str]]:
-    """Prompts of a JSONL file; every line needs the strings id, family and prompt, and a fresh id."""
+    """Prompts of a JSONL file; every line needs the strings id, family and prompt, and a fresh id.
+
+    A line may name its "dataset", and then needs no family.
+    """
     prompts: list[dict[str, str]] = []
     seen: set[str] = set()
     for number, record in _records(Path(path)):
+        named = {"dataset": record["dataset"]} if isinstance(record.get("dataset"), str) else {}
+        record = {"family": named.get("dataset"), **record}
         missing = [
             k for k in ("id", "family", "prompt") if not isinstance(record.get(k), str) or not record[k]
         ]
@@ -112,7 +117,7 @@ def read_prompts(path: str | Path) -> list[dict[str, str]]:
         if record["id"] in seen:
             raise ValueError(f"{path}, line {number}: expected a fresh id, got {record['id']!r} again")
         seen.add(record["id"])
-        prompts.append({k: record[k] for k in ("id", "family", "prompt")})
+        prompts.append({k: record[k] for k in ("id", "family", "prompt")} | named)
     if not prompts:
         raise ValueError(f"{path}: expected one JSON object a line, got an empty file")
     return prompts
