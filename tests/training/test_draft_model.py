@@ -152,11 +152,20 @@ def test_a_start_from_target_layers(pair):
     config = DFlashConfig.from_json(source)
     assert config.block_size == 4 and config.num_target_layers == 4
     model = DraftModel(config, 32, torch.ones(len(config.target_layer_ids)))
-    start_from_target(model, target.tensors, (0, 3))
+    states = torch.randn(50, 32, generator=torch.Generator().manual_seed(0)) * 7
+    start_from_target(model, target.tensors, (0, 3), states)
     made = model.tensors()
     for ours, theirs in ((0, 0), (1, 3)):
         for name in ("self_attn.q_proj", "mlp.down_proj", "input_layernorm"):
             expected = target.tensors[f"model.layers.{theirs}.{name}.weight"]
             assert torch.equal(made[f"layers.{ours}.{name}.weight"], expected.float())
+    if not target.config.qk_norm:
+        scaled = states / states.pow(2).mean(-1, keepdim=True).sqrt()
+        scaled = scaled * target.tensors["model.layers.3.input_layernorm.weight"]
+        key = (scaled @ target.tensors["model.layers.3.self_attn.k_proj.weight"].T).view(50, -1, 8)
+        expected = key.pow(2).mean(-1).sqrt().mean()
+        torch.testing.assert_close(
+            made["layers.1.self_attn.k_norm.weight"], expected.expand(8), rtol=1e-3, atol=0
+        )
     with pytest.raises(ValueError, match="expected 2 target layers"):
-        start_from_target(model, target.tensors, (0,))
+        start_from_target(model, target.tensors, (0,), states)

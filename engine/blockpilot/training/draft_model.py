@@ -19,6 +19,7 @@ from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.rope import rope_tables
 
 INIT_STD = 0.02
+EVERY = 16  # rows of the embedding between two that are looked at
 HIDDEN = -1e4  # added to the score of a key that may not be seen
 
 
@@ -201,6 +202,12 @@ class DraftModel(nn.Module):
         eps = self.config.model.rms_norm_eps
         return F.rms_norm(x.float(), weight.shape, weight.float(), eps)
 
+    def head_size(self, tensors: Mapping[str, Tensor], prefix: str, name: str, x: Tensor) -> float:
+        """Mean root mean square of a target layer's query ("q") or key ("k") heads for inputs x [N, H]."""
+        normed = self._rms(x, tensors[f"{prefix}input_layernorm.weight"])
+        heads = F.linear(normed, tensors[f"{prefix}self_attn.{name}_proj.weight"].float())
+        return float(heads.unflatten(1, (-1, self.config.model.head_dim)).pow(2).mean(-1).sqrt().mean())
+
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from a published drafter's tensors, as `tensors` gives them."""
@@ -235,13 +242,15 @@ def _published(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 @torch.no_grad()
-def start_from_target(model: DraftModel, tensors: Mapping[str, Tensor], layers: Sequence[int]) -> None:
+def start_from_target(
+    model: DraftModel, tensors: Mapping[str, Tensor], layers: Sequence[int], states: Tensor
+) -> None:
     """Copy `layers` of the target into the drafter's; fc hands on the last feature at first.
 
     Query and key norms, which the target may lack, start at the size that its own heads have.
 
     Args:
-        tensors: the target's, under HF names.
+        tensors: the target's, under HF names. states: [N, H] some of the last feature layer.
 
     Raises:
         ValueError: another number of layers than the drafter has.
@@ -257,16 +266,10 @@ def start_from_target(model: DraftModel, tensors: Mapping[str, Tensor], layers: 
         norm: Any = layer.norm
         for short, name in (("q", "query"), ("k", "key")):
             if f"{prefix}self_attn.{short}_norm.weight" not in tensors:
-                norm[name].fill_(_head_size(tensors, prefix, short, model.config.model.head_dim))
+                x = states if source else tensors["model.embed_tokens.weight"][::EVERY]
+                norm[name].fill_(model.head_size(tensors, prefix, short, x.float()))
     width, last = model.config.model.hidden_size, len(model.scale) - 1
     model.fc.weight.mul_(0.25)
     model.fc.weight[:, last * width :] += torch.eye(width)
     model.norm.copy_(tensors["model.norm.weight"])
     model.hidden_norm.copy_(tensors[f"model.layers.{layers[-1]}.input_layernorm.weight"])
-
-
-def _head_size(tensors: Mapping[str, Tensor], prefix: str, name: str, dim: int) -> float:
-    """Root mean square of a query or key head for an input of unit size, before the projection's norm."""
-    weight = tensors[f"{prefix}self_attn.{name}_proj.weight"].float()
-    weight = weight * tensors[f"{prefix}input_layernorm.weight"].float()
-    return float(weight.pow(2).sum(1).mean().sqrt())

@@ -239,7 +239,7 @@ class DraftRun:
         if start is None:  # the first and the last layers carry most of what a shallow stack needs
             start = (0, *range(c.num_layers - o.layers + 1, c.num_layers))
         if start:
-            start_from_target(model, self.checkpoint.tensors, start)
+            start_from_target(model, self.checkpoint.tensors, start, sample[:, -1])
         return model
 
 
