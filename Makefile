@@ -13,13 +13,14 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 # One test process, one thread: spinning threads on shared cores cost more than they give.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs
 
-.PHONY: help demo test lint bench develop clean
+.PHONY: help demo test lint bench train-small develop clean
 
 help:
 	@echo "make demo     install, then stream three answers and compare them with plain decoding"
 	@echo "make test     install, then lint, type check and run every test on every backend"
 	@echo "make lint     ruff and mypy"
 	@echo "make bench    benchmarks: make bench ARGS='--list'"
+	@echo "make train-small  data, drafter, labels, policy and report, small, in build/small"
 	@echo "make develop  editable install in $(VENV), for working on the code"
 	@echo "make clean    remove $(VENV) and everything that was built"
 
@@ -43,6 +44,20 @@ lint: $(VENV)/.requirements
 
 bench: $(VENV)/.installed $(VENV)/.target
 	$(BIN)/python bench/run.py $(or $(ARGS),decode)
+
+# The whole of training at a size that two cores finish in a quarter of an hour; what is there already is kept.
+SMALL := build/small
+train-small: $(VENV)/.installed $(VENV)/.target
+	$(BIN)/blockpilot make-data -o $(SMALL)/answers --count 288 --features default --weights stored-int8
+	$(BIN)/blockpilot train-draft $(SMALL)/answers -o $(SMALL)/run --blocks 32000 --batch 4 --anchors 16 \
+		--block-size 6 --train-widths 2,6 --validation 24 --widths 2,4
+	$(BIN)/blockpilot calibrate --drafter $(SMALL)/run/drafter --widths 2,3,4,6 --max-length 512 -o $(SMALL)/costs.json
+	$(BIN)/blockpilot label --drafter $(SMALL)/run/drafter --count 84 --seed 1 --window 2,3,4,6 -n 96 \
+		--max-length 512 -o $(SMALL)/labels.jsonl
+	$(BIN)/blockpilot train-policy $(SMALL)/labels.jsonl -o $(SMALL)/policy.safetensors --objective throughput \
+		--cost $(SMALL)/costs.json --report $(SMALL)/policy.json
+	$(BIN)/blockpilot report --labels $(SMALL)/labels.jsonl --policy-report $(SMALL)/policy.json \
+		--calibration $(SMALL)/costs.json --training-log $(SMALL)/run/log.jsonl -o $(SMALL)/report.html
 
 develop: $(VENV)/.requirements $(VENV)/.target $(VENV)/.peers
 	rm -f $(VENV)/.installed

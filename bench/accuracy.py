@@ -17,7 +17,13 @@ from blockpilot.targets.cpp_target import CppTarget
 
 WINDOW = 256  # tokens per independent piece of text
 PIECES = 80
-FORMATS = (("stored", "float32"), ("stored", "bfloat16"), ("stored-int8", "float32"), ("dense", "bfloat16"))
+FORMATS = (
+    ("stored", "float32"),
+    ("stored", "bfloat16"),
+    ("stored-int16", "float32"),
+    ("stored-int8", "float32"),
+    ("dense", "bfloat16"),
+)
 
 
 def text_pieces(llm: LLM, count: int) -> list[list[int]]:

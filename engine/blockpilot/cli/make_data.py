@@ -5,7 +5,7 @@ With `--json` stdout holds one object with the keys of `JSON_KEYS`.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,7 +56,8 @@ AgainstOption = Annotated[
 FeaturesOption = Annotated[
     str | None,
     typer.Option(
-        "--features", help="Keep these target layers' states for train-draft, as in 1,8,14; 0 is the first."
+        "--features",
+        help="Keep these target layers' states for train-draft: default, or 1,8,14 (0 is the first).",
     ),
 ]
 
@@ -98,6 +99,7 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Make prompts, have the target answer them, and keep both for training drafters. Resumable."""
+    from blockpilot.training.draft_model import default_features
     from blockpilot.training.make_data import make_data
     from blockpilot.training.prompt_sources import DataOptions
 
@@ -111,7 +113,7 @@ def run(
         against=tuple(against or ()),
         validation_families=_families(validation_families),
         shard_prompts=shard_prompts,
-        features=None if features is None else parse_layers("--features", features),
+        features=None if features in (None, "default") else parse_layers("--features", features or ""),
     )
     engine = Engine.resolve(
         target,
@@ -124,6 +126,8 @@ def run(
         max_length=prompt_tokens + max_new_tokens,
     )
     with engine.open(max_requests=batch) as llm:
+        if features == "default":
+            options = replace(options, features=default_features(llm.target.config))
         summary = make_data(llm, output, options, count=count)
     report = asdict(summary) | {"path": str(summary.path)}
     emit_json(report) if json else _print(report)

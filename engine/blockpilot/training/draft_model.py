@@ -41,6 +41,11 @@ class Blocks:
         return Blocks(self.features.to(device), self.anchor.to(device), self.tokens.to(device))
 
 
+def default_features(target: ModelConfig) -> tuple[int, ...]:
+    """Five target layers, fewer of a shallow target, as the published rule spreads them; 0 is the first."""
+    return default_layer_ids(target.num_layers, max(1, min(5, target.num_layers - 2)))
+
+
 def drafter_config(
     target: ModelConfig,
     layers: int,
@@ -51,11 +56,10 @@ def drafter_config(
     """`config.json` of a drafter with the target's sizes, in the published format.
 
     Args:
-        feature_layers: target layers it reads, 0 = the first; None spreads five, or one, over the target.
+        feature_layers: target layers it reads, 0 = the first; None for `default_features`.
     """
     t = target
-    count = min(5, t.num_layers - 2)
-    ids = default_layer_ids(t.num_layers, max(1, count)) if feature_layers is None else tuple(feature_layers)
+    ids = default_features(t) if feature_layers is None else tuple(feature_layers)
     rope = {"rope_type": "default", "rope_theta": t.rope.theta}
     return {
         "architectures": ["DFlashDraftModel"],
