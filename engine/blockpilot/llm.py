@@ -48,8 +48,8 @@ class LLM:
         drafter: "bundled", a folder in DFlash format, a hub id, a `Drafter`, or None for plain decoding.
         policy: "bundled", "predictor", a policy file, a width, a `BlockPolicy`, or None for the drafter's block size.
         device: torch device. dtype: "float32" or "bfloat16": KV cache, float weights, inputs of products.
-        weights: "stored" keeps a GGUF file's blocks, "stored-int8" rounds their inputs to bytes as well, "dense"
-            makes floats of them; "auto" picks, and `weights` says what.
+        weights: "stored" keeps a GGUF file's blocks; "stored-int16" and "stored-int8" round the inputs of products to
+            16-bit codes or bytes as well; "dense" makes floats of them; "auto" picks, and `weights` says what.
         max_requests: requests decoded at once. max_length: positions per request (prompt and answer).
         threads: CPU threads, for the whole process; None keeps torch's setting.
         max_queue: requests that may wait. draft_temperature: factor on a request's temperature for drafting.

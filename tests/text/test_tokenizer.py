@@ -202,3 +202,14 @@ def test_unigram_vocabularies_keep_control_tokens_apart() -> None:
     made = Tokenizer(TokenizerParts(backend, {}, None, ()))
     assert 1 in backend.encode("a</s>", add_special_tokens=False).ids
     assert 1 not in made.encode("a</s>") and len(made.encode("a</s>")) == 5
+
+
+def test_a_mask_is_a_control_token_that_nothing_uses() -> None:
+    from tests.training.talking import END, tokenizer
+
+    t = tokenizer()
+    first = t.unused_control(())
+    second = t.unused_control([first])
+    assert first < second and END not in (first, second) and t.is_control(first) and t.is_control(second)
+    with pytest.raises(ValueError, match="every control token"):
+        t.unused_control(range(t.vocab_size))

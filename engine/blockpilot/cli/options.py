@@ -45,8 +45,8 @@ WeightsOption = Annotated[
     Weights,
     typer.Option(
         "--weights",
-        help="stored: a GGUF file's blocks; stored-int8: their inputs rounded to bytes as well; dense: floats. "
-        "auto: stored where the file has blocks and the C++ kernels run, else dense.",
+        help="stored: a GGUF file's blocks; stored-int16, stored-int8: inputs of products rounded to 16-bit codes or "
+        "bytes as well; dense: floats. auto: stored-int16 where file and kernels allow it, else dense.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]

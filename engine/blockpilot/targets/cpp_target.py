@@ -91,8 +91,8 @@ class CppTarget:
         checkpoint: config and tensors under HF names.
         max_requests: slots. capacity: positions per slot.
         dtype: torch.float32 or torch.bfloat16: KV cache, float weights and the rounding of matmul inputs.
-        weights: "stored" keeps the file's blocks, "stored-int8" rounds their inputs to bytes as well, "dense"
-            makes floats of them.
+        weights: "stored" keeps the file's blocks, "stored-int16" and "stored-int8" round their inputs to 16-bit codes
+            or bytes as well, "dense" makes floats of them.
     """
 
     row_tile = 1
