@@ -44,29 +44,61 @@ std::vector<float*> row_pointers(float* base, int64_t rows, int64_t stride) {
   return at;
 }
 
+struct Range {
+  int64_t begin, end;
+};
+
+// The positions that a row sees.
+Range visible(const Layer& layer, const Row& row) {
+  const int64_t end = layer.causal ? std::min(row.position + 1, row.extent) : row.extent;
+  if (layer.window <= 0) return {0, end};
+  return {std::max<int64_t>(0, row.position - layer.window + 1), std::min(end, row.position + layer.window)};
+}
+
+// The rows of one slot that stand together, `row` among them.
+Range neighbours(const std::vector<Row>& rows, int64_t row) {
+  const auto slot = [&](int64_t i) { return rows[static_cast<std::size_t>(i)].slot; };
+  Range found = {row, row + 1};
+  while (found.begin > 0 && slot(found.begin - 1) == slot(row)) --found.begin;
+  while (found.end < static_cast<int64_t>(rows.size()) && slot(found.end) == slot(row)) ++found.end;
+  return found;
+}
+
+// Queries are numbered so that those over the same keys follow each other: neighbouring rows of a slot, KV
+// head, row, head.
 void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                  const Pass& pass, const float* qkv, float* out) {
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, groups = s.heads / s.kv_heads;
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
-  const int64_t total = static_cast<int64_t>(pass.rows.size()) * s.heads;
-  const int64_t grain = std::max<int64_t>(1, total / (8 * pass.threads));
-  parallel_chunks(pass.threads, total, grain, [&](int64_t begin, int64_t end) {
+  const int64_t total = static_cast<int64_t>(pass.rows.size()) * s.heads, room = cache.capacity;
+  const int64_t parts = std::clamp<int64_t>(total / (2 * k.tile_queries * pass.threads), 1, 8) * pass.threads;
+  parallel_chunks(pass.threads, total, (total + parts - 1) / parts, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> scores;
-    const std::size_t room = static_cast<std::size_t>(cache.capacity + 64);
-    if (scores.size() < room) scores.resize(room);
-    for (int64_t i = begin; i < end; ++i) {
-      const Row& row = pass.rows[static_cast<std::size_t>(i / s.heads)];
-      const int64_t head = i % s.heads, kv = head / groups;
-      int64_t low = 0, high = layer.causal ? std::min(row.position + 1, row.extent) : row.extent;
-      if (layer.window > 0) {
-        low = std::max<int64_t>(0, row.position - layer.window + 1);
-        high = std::min(high, row.position + layer.window);
+    thread_local std::vector<Query> tile;
+    const std::size_t needed = static_cast<std::size_t>(k.tile_queries * room);
+    if (scores.size() < needed) scores.resize(needed);
+    while (begin < end) {
+      const Range rows = neighbours(pass.rows, begin / s.heads);
+      const int64_t a_head = (rows.end - rows.begin) * groups, first = begin - rows.begin * s.heads;
+      const int64_t kv = first / a_head, stop = std::min(end, begin + a_head - first % a_head);
+      const int64_t slot = pass.rows[static_cast<std::size_t>(rows.begin)].slot;
+      const Attended over = {
+          offset(cache.keys, cache.bf16, head_start(cache, s, index, slot, kv, s.head_dim)),
+          offset(cache.values, cache.bf16, head_start(cache, s, index, slot, kv, cache.padded_dim)),
+          cache.bf16,
+          s.head_dim,
+          cache.padded_dim,
+          scale};
+      tile.clear();
+      for (; begin < stop && static_cast<int64_t>(tile.size()) < k.tile_queries; ++begin) {
+        const int64_t at = (begin - rows.begin * s.heads) % a_head;
+        const int64_t row = rows.begin + at / groups, head = kv * groups + at % groups;
+        const Range seen = visible(layer, pass.rows[static_cast<std::size_t>(row)]);
+        tile.push_back({qkv + row * width + head * s.head_dim, seen.begin, seen.end,
+                        scores.data() + static_cast<int64_t>(tile.size()) * room,
+                        out + (row * s.heads + head) * s.head_dim});
       }
-      const int64_t key_at = head_start(cache, s, index, row.slot, kv, s.head_dim);
-      const int64_t value_at = head_start(cache, s, index, row.slot, kv, cache.padded_dim);
-      k.attend({qkv + i / s.heads * width + head * s.head_dim, offset(cache.keys, cache.bf16, key_at),
-                offset(cache.values, cache.bf16, value_at), cache.bf16, s.head_dim, cache.padded_dim, low,
-                high, scale, scores.data(), out + i * s.head_dim});
+      k.attend(over, tile.data(), static_cast<int64_t>(tile.size()));
     }
   });
 }
