@@ -149,8 +149,9 @@ void remember(const ModelKernels& k, const Shape& s, const float* norm, const Ca
   }
 }
 
-void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const float* x, int64_t rows,
-              float* const* to, Epilogue epilogue, int64_t threads) {
+void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Input& input, float* const* to,
+              Epilogue epilogue, int64_t threads) {
+  const int64_t rows = input.rows;
   const Rounding rounding = code_rows(asked) > 0 && !is_quantised(w.format) ? Rounding::NONE : asked;
   const int64_t codes = code_rows(rounding), lines = rows * std::max<int64_t>(1, codes), blocks = w.blocks();
   Arena& memory = arena();
@@ -159,8 +160,16 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const floa
   const Activations a = {memory.take<float>(codes > 0 ? 0 : room * BLOCK),
                          memory.take<int8_t>(codes > 0 ? room * BLOCK : 0),
                          memory.take<float>(codes > 0 ? room : 0), memory.take<float>(room)};
+  float* normed = memory.take<float>(input.norm ? rows * w.columns : 0);
   parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) k.prepare(x + i * w.columns, w.columns, rounding, i, a);
+    for (int64_t i = begin; i < end; ++i) {
+      const float* x = input.x + i * w.columns;
+      if (input.norm) {
+        k.rms_norm(x, input.norm, w.columns, input.eps, normed + i * w.columns);
+        x = normed + i * w.columns;
+      }
+      k.prepare(x, w.columns, rounding, i, a);
+    }
   });
   const Output out = {to, epilogue};
   const int64_t grain = std::max<int64_t>(1, w.units() / (8 * threads));
@@ -174,27 +183,18 @@ void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const 
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, attended = s.heads * s.head_dim;
   Arena& memory = arena();
   const Arena::Scope scope(memory);
-  float* normed = memory.take<float>(rows * s.hidden);
   float* qkv = memory.take<float>(rows * width);
   float* mixed = memory.take<float>(rows * attended);
   float* active = memory.take<float>(rows * s.intermediate);
-  const auto norm = [&](const float* weight) {
-    parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        k.rms_norm(x + i * s.hidden, weight, s.hidden, s.eps, normed + i * s.hidden);
-    });
-  };
   const std::vector<float*> residual = row_pointers(x, rows, s.hidden);
-  norm(layer.input_norm);
-  multiply(k, layer.qkv, s.rounding, normed, rows, row_pointers(qkv, rows, width).data(), Epilogue::STORE,
-           threads);
+  multiply(k, layer.qkv, s.rounding, {x, rows, layer.input_norm, s.eps},
+           row_pointers(qkv, rows, width).data(), Epilogue::STORE, threads);
   place_rows(k, s, layer, cache, index, pass, qkv);
   attend_rows(k, s, layer, cache, index, pass, qkv, mixed);
-  multiply(k, layer.out, s.rounding, mixed, rows, residual.data(), Epilogue::ADD, threads);
-  norm(layer.post_norm);
-  multiply(k, layer.gate_up, s.rounding, normed, rows, row_pointers(active, rows, s.intermediate).data(),
-           Epilogue::SWIGLU, threads);
-  multiply(k, layer.down, s.rounding, active, rows, residual.data(), Epilogue::ADD, threads);
+  multiply(k, layer.out, s.rounding, {mixed, rows}, residual.data(), Epilogue::ADD, threads);
+  multiply(k, layer.gate_up, s.rounding, {x, rows, layer.post_norm, s.eps},
+           row_pointers(active, rows, s.intermediate).data(), Epilogue::SWIGLU, threads);
+  multiply(k, layer.down, s.rounding, {active, rows}, residual.data(), Epilogue::ADD, threads);
 }
 
 }  // namespace blockpilot
