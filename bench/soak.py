@@ -81,8 +81,7 @@ def run(
 
 def open_engine() -> LLM:
     """The bundled pair and policy."""
-    pair = {"drafter": "bundled", "policy": "bundled"}
-    return LLM("smollm2", max_requests=REQUESTS, max_length=MAX_LENGTH, **pair)
+    return LLM("smollm2", drafter="bundled", policy="bundled", max_requests=REQUESTS, max_length=MAX_LENGTH)
 
 
 def resident_mb() -> float:

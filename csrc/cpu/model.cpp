@@ -70,7 +70,8 @@ void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, cons
                  const Pass& pass, const float* qkv, float* out) {
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, groups = s.heads / s.kv_heads;
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
-  const int64_t total = static_cast<int64_t>(pass.rows.size()) * s.heads, room = cache.capacity;
+  const int64_t total = static_cast<int64_t>(pass.rows.size()) * s.heads,
+                room = cache.capacity + cache.padded_dim;
   const int64_t parts = std::clamp<int64_t>(total / (2 * k.tile_queries * pass.threads), 1, 8) * pass.threads;
   parallel_chunks(pass.threads, total, (total + parts - 1) / parts, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> scores;
@@ -94,9 +95,9 @@ void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, cons
         const int64_t at = (begin - rows.begin * s.heads) % a_head;
         const int64_t row = rows.begin + at / groups, head = kv * groups + at % groups;
         const Range seen = visible(layer, pass.rows[static_cast<std::size_t>(row)]);
-        tile.push_back({qkv + row * width + head * s.head_dim, seen.begin, seen.end,
-                        scores.data() + static_cast<int64_t>(tile.size()) * room,
-                        out + (row * s.heads + head) * s.head_dim});
+        float* own = scores.data() + static_cast<int64_t>(tile.size()) * room;
+        tile.push_back({qkv + row * width + head * s.head_dim, seen.begin, seen.end, own,
+                        own + cache.capacity, out + (row * s.heads + head) * s.head_dim});
       }
       k.attend(over, tile.data(), static_cast<int64_t>(tile.size()));
     }

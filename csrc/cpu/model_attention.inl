@@ -5,6 +5,7 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 constexpr int64_t SUMS = LANES == 16 ? 24 : 12;  // that stay in registers
+constexpr int64_t NEAR = 32;                     // positions
 
 // Vectors of a tile of Q queries: the largest power of two whose sums do.
 constexpr int64_t values_together(int64_t q) {
@@ -85,13 +86,14 @@ static inline float soften(const Query& a) {
 
 // Adds the values of positions that all Q queries see, N vectors from column `from` on.
 template <bool BF16, int Q, int N>
-static inline void mix(const Attended& a, const Query* query, int64_t from, int64_t begin, int64_t end,
-                       vf (*sum)[N]) {
-  vf total[Q][N];
+static inline void mix_columns(const Attended& a, const Query* query, int64_t from, int64_t begin,
+                               int64_t end) {
+  vf sum[Q][N];
 #pragma GCC unroll 8
   for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) total[q][v] = sum[q][v];
+    for (int v = 0; v < N; ++v)
+      __builtin_memcpy(&sum[q][v], query[q].sums + from + v * LANES, sizeof sum[q][v]);
   for (int64_t p = begin; p < end; ++p) {
     vf value[N];
 #pragma GCC unroll 8
@@ -99,43 +101,49 @@ static inline void mix(const Attended& a, const Query* query, int64_t from, int6
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) total[q][v] = fma(splat(query[q].scores[p]), value[v], total[q][v]);
+      for (int v = 0; v < N; ++v) sum[q][v] = fma(splat(query[q].scores[p]), value[v], sum[q][v]);
   }
 #pragma GCC unroll 8
   for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) sum[q][v] = total[q][v];
+    for (int v = 0; v < N; ++v)
+      __builtin_memcpy(query[q].sums + from + v * LANES, &sum[q][v], sizeof sum[q][v]);
 }
 
-// N vectors of the outputs. Values that only some of the queries see are read for those alone: others may
-// find anything there.
-template <bool BF16, int Q, int N>
-static inline void mix_columns(const Attended& a, const Query* query, int64_t from, const float* mass) {
+// All columns, for so few positions at a time that they are still near when the next columns are read.
+template <bool BF16, int Q>
+static inline void mix(const Attended& a, const Query* query, int64_t begin, int64_t end) {
+  constexpr int N = values_together(Q);
+  for (int64_t p = begin; p < end; p += NEAR) {
+    const int64_t stop = p + NEAR < end ? p + NEAR : end;
+    int64_t from = 0;
+    for (; from + N * LANES <= a.padded_dim; from += N * LANES)
+      mix_columns<BF16, Q, N>(a, query, from, p, stop);
+    for (; from < a.padded_dim; from += LANES) mix_columns<BF16, Q, 1>(a, query, from, p, stop);
+  }
+}
+
+// Mean values. Those that only some of the queries see are read for these alone: others may find anything
+// there.
+template <bool BF16, int Q>
+static inline void mix_visible(const Attended& a, const Query* query) {
   int64_t low = query[0].low, high = query[0].high;
   for (int q = 1; q < Q; ++q) {
     low = query[q].low > low ? query[q].low : low;
     high = query[q].high < high ? query[q].high : high;
   }
   high = high < low ? low : high;
-  vf sum[Q][N];
   for (int q = 0; q < Q; ++q) {
-    for (int v = 0; v < N; ++v) sum[q][v] = splat(0.0f);
-    mix<BF16, 1, N>(a, query + q, from, query[q].low, low < query[q].high ? low : query[q].high, sum + q);
+    __builtin_memset(query[q].sums, 0, sizeof(float) * static_cast<std::size_t>(a.padded_dim));
+    mix<BF16, 1>(a, query + q, query[q].low, low < query[q].high ? low : query[q].high);
   }
-  mix<BF16, Q, N>(a, query, from, low, high, sum);
-  for (int q = 0; q < Q; ++q) {
-    mix<BF16, 1, N>(a, query + q, from, high, query[q].high, sum + q);
-    for (int v = 0; v < N; ++v) {
-      const vf mean = sum[q][v] / splat(mass[q]);
-      for (int64_t i = 0, at = from + v * LANES; i < LANES && at < a.dim; ++i, ++at)
-        query[q].out[at] = mean[i];
-    }
-  }
+  mix<BF16, Q>(a, query, low, high);
+  for (int q = 0; q < Q; ++q) mix<BF16, 1>(a, query + q, high, query[q].high);
 }
 
 template <bool BF16, int Q>
 static void attend_tile(const Attended& a, const Query* query) {
-  constexpr int C = chunks_together(Q), N = values_together(Q);
+  constexpr int C = chunks_together(Q);
   int64_t chunk = query[0].low / PANEL, chunks = 0;
   for (int q = 0; q < Q; ++q) {
     const int64_t first = query[q].low / PANEL, end = (query[q].high + PANEL - 1) / PANEL;
@@ -146,9 +154,9 @@ static void attend_tile(const Attended& a, const Query* query) {
   for (; chunk < chunks; ++chunk) score_chunks<BF16, Q, 1>(a, query, chunk);
   float mass[Q];
   for (int q = 0; q < Q; ++q) mass[q] = soften(query[q]);
-  int64_t from = 0;
-  for (; from + N * LANES <= a.padded_dim; from += N * LANES) mix_columns<BF16, Q, N>(a, query, from, mass);
-  for (; from < a.padded_dim; from += LANES) mix_columns<BF16, Q, 1>(a, query, from, mass);
+  mix_visible<BF16, Q>(a, query);
+  for (int q = 0; q < Q; ++q)
+    for (int64_t i = 0; i < a.dim; ++i) query[q].out[i] = query[q].sums[i] / mass[q];
 }
 
 // Tiles of Q queries, and one of those that remain.

@@ -85,6 +85,7 @@ struct Query {
   const float* x;     // [dim]
   int64_t low, high;  // visible positions
   float* scores;      // [the highest `high` of the call rounded up to 16]
+  float* sums;        // [padded dim]
   float* out;         // [dim]
 };
 
