@@ -37,6 +37,12 @@ BENCHMARKS = (
         "accuracy", "weight formats against float32: logits, KL, top-1, perplexity on 20k tokens", "accuracy"
     ),
     Benchmark(
+        "throughput",
+        "plain decoding of many requests; a pass's time beside reading its weights",
+        "throughput",
+    ),
+    Benchmark("soak", "minutes of mixed requests through one engine: resident memory must not grow", "soak"),
+    Benchmark(
         "row_independence", "whether 16-row tiles are bitwise row independent on this machine", "row_check"
     ),
 )

@@ -31,7 +31,7 @@ void run_head(const ModelKernels& k, const Shape& s, const Linear& head, const f
     at[static_cast<std::size_t>(pass.rows[i].source)] = static_cast<int64_t>(i);
   const Arena::Scope scope(arena());
   const int64_t asked = head_rows.numel();
-  float* normed = arena().take<float>(asked * s.hidden);
+  float* kept = arena().take<float>(asked * s.hidden);
   std::vector<float*> to;
   for (int64_t i = 0; i < asked; ++i) {
     const int64_t row = head_rows.const_data_ptr<int64_t>()[i];
@@ -41,12 +41,11 @@ void run_head(const ModelKernels& k, const Shape& s, const Linear& head, const f
       std::fill(out, out + head.rows, 0.0f);
       continue;
     }
-    k.rms_norm(x + from * s.hidden, norm, s.hidden, s.eps,
-               normed + static_cast<int64_t>(to.size()) * s.hidden);
+    std::copy_n(x + from * s.hidden, s.hidden, kept + static_cast<int64_t>(to.size()) * s.hidden);
     to.push_back(out);
   }
   const int64_t live = static_cast<int64_t>(to.size());
-  multiply(k, head, s.rounding, normed, live, to.data(), Epilogue::STORE, pass.threads);
+  multiply(k, head, s.rounding, {kept, live, norm, s.eps}, to.data(), Epilogue::STORE, pass.threads);
   if (scale != 1.0f)
     for (float* row : to)
       for (int64_t v = 0; v < head.rows; ++v) row[v] *= scale;
@@ -142,9 +141,9 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
     to.push_back(context + i * s.hidden);
     made_rows.push_back(made + i * width);
   }
-  multiply(k, fc, s.rounding, x, rows, to.data(), Epilogue::STORE, pass.threads);
-  for (float* row : to) k.rms_norm(row, norm, s.hidden, s.eps, row);
-  multiply(k, project, s.rounding, context, rows, made_rows.data(), Epilogue::STORE, pass.threads);
+  multiply(k, fc, s.rounding, {x, rows}, to.data(), Epilogue::STORE, pass.threads);
+  multiply(k, project, s.rounding, {context, rows, norm, s.eps}, made_rows.data(), Epilogue::STORE,
+           pass.threads);
   for (int64_t layer = 0; layer < h.layers; ++layer) {
     const float* key_norm = key_norms[static_cast<std::size_t>(layer)];
     for (int64_t i = 0; i < rows; ++i) {
@@ -171,7 +170,7 @@ at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weights, const a
   at::Tensor y = at::empty({rows, w.rows}, x.options());
   std::vector<float*> to;
   for (int64_t i = 0; i < rows; ++i) to.push_back(y.mutable_data_ptr<float>() + i * w.rows);
-  multiply(*current_isa().model, w, static_cast<Rounding>(rounding), input.const_data_ptr<float>(), rows,
+  multiply(*current_isa().model, w, static_cast<Rounding>(rounding), {input.const_data_ptr<float>(), rows},
            to.data(), Epilogue::STORE, at::get_num_threads());
   return y;
 }

@@ -44,29 +44,62 @@ std::vector<float*> row_pointers(float* base, int64_t rows, int64_t stride) {
   return at;
 }
 
+struct Range {
+  int64_t begin, end;
+};
+
+// The positions that a row sees.
+Range visible(const Layer& layer, const Row& row) {
+  const int64_t end = layer.causal ? std::min(row.position + 1, row.extent) : row.extent;
+  if (layer.window <= 0) return {0, end};
+  return {std::max<int64_t>(0, row.position - layer.window + 1), std::min(end, row.position + layer.window)};
+}
+
+// The rows of one slot that stand together, `row` among them.
+Range neighbours(const std::vector<Row>& rows, int64_t row) {
+  const auto slot = [&](int64_t i) { return rows[static_cast<std::size_t>(i)].slot; };
+  Range found = {row, row + 1};
+  while (found.begin > 0 && slot(found.begin - 1) == slot(row)) --found.begin;
+  while (found.end < static_cast<int64_t>(rows.size()) && slot(found.end) == slot(row)) ++found.end;
+  return found;
+}
+
+// Queries are numbered so that those over the same keys follow each other: neighbouring rows of a slot, KV
+// head, row, head.
 void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                  const Pass& pass, const float* qkv, float* out) {
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, groups = s.heads / s.kv_heads;
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
-  const int64_t total = static_cast<int64_t>(pass.rows.size()) * s.heads;
-  const int64_t grain = std::max<int64_t>(1, total / (8 * pass.threads));
-  parallel_chunks(pass.threads, total, grain, [&](int64_t begin, int64_t end) {
+  const int64_t total = static_cast<int64_t>(pass.rows.size()) * s.heads,
+                room = cache.capacity + cache.padded_dim;
+  const int64_t parts = std::clamp<int64_t>(total / (2 * k.tile_queries * pass.threads), 1, 8) * pass.threads;
+  parallel_chunks(pass.threads, total, (total + parts - 1) / parts, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> scores;
-    const std::size_t room = static_cast<std::size_t>(cache.capacity + 64);
-    if (scores.size() < room) scores.resize(room);
-    for (int64_t i = begin; i < end; ++i) {
-      const Row& row = pass.rows[static_cast<std::size_t>(i / s.heads)];
-      const int64_t head = i % s.heads, kv = head / groups;
-      int64_t low = 0, high = layer.causal ? std::min(row.position + 1, row.extent) : row.extent;
-      if (layer.window > 0) {
-        low = std::max<int64_t>(0, row.position - layer.window + 1);
-        high = std::min(high, row.position + layer.window);
+    thread_local std::vector<Query> tile;
+    const std::size_t needed = static_cast<std::size_t>(k.tile_queries * room);
+    if (scores.size() < needed) scores.resize(needed);
+    while (begin < end) {
+      const Range rows = neighbours(pass.rows, begin / s.heads);
+      const int64_t a_head = (rows.end - rows.begin) * groups, first = begin - rows.begin * s.heads;
+      const int64_t kv = first / a_head, stop = std::min(end, begin + a_head - first % a_head);
+      const int64_t slot = pass.rows[static_cast<std::size_t>(rows.begin)].slot;
+      const Attended over = {
+          offset(cache.keys, cache.bf16, head_start(cache, s, index, slot, kv, s.head_dim)),
+          offset(cache.values, cache.bf16, head_start(cache, s, index, slot, kv, cache.padded_dim)),
+          cache.bf16,
+          s.head_dim,
+          cache.padded_dim,
+          scale};
+      tile.clear();
+      for (; begin < stop && static_cast<int64_t>(tile.size()) < k.tile_queries; ++begin) {
+        const int64_t at = (begin - rows.begin * s.heads) % a_head;
+        const int64_t row = rows.begin + at / groups, head = kv * groups + at % groups;
+        const Range seen = visible(layer, pass.rows[static_cast<std::size_t>(row)]);
+        float* own = scores.data() + static_cast<int64_t>(tile.size()) * room;
+        tile.push_back({qkv + row * width + head * s.head_dim, seen.begin, seen.end, own,
+                        own + cache.capacity, out + (row * s.heads + head) * s.head_dim});
       }
-      const int64_t key_at = head_start(cache, s, index, row.slot, kv, s.head_dim);
-      const int64_t value_at = head_start(cache, s, index, row.slot, kv, cache.padded_dim);
-      k.attend({qkv + i / s.heads * width + head * s.head_dim, offset(cache.keys, cache.bf16, key_at),
-                offset(cache.values, cache.bf16, value_at), cache.bf16, s.head_dim, cache.padded_dim, low,
-                high, scale, scores.data(), out + i * s.head_dim});
+      k.attend(over, tile.data(), static_cast<int64_t>(tile.size()));
     }
   });
 }
@@ -117,8 +150,9 @@ void remember(const ModelKernels& k, const Shape& s, const float* norm, const Ca
   }
 }
 
-void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const float* x, int64_t rows,
-              float* const* to, Epilogue epilogue, int64_t threads) {
+void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Input& input, float* const* to,
+              Epilogue epilogue, int64_t threads) {
+  const int64_t rows = input.rows;
   const Rounding rounding = code_rows(asked) > 0 && !is_quantised(w.format) ? Rounding::NONE : asked;
   const int64_t codes = code_rows(rounding), lines = rows * std::max<int64_t>(1, codes), blocks = w.blocks();
   Arena& memory = arena();
@@ -127,8 +161,16 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const floa
   const Activations a = {memory.take<float>(codes > 0 ? 0 : room * BLOCK),
                          memory.take<int8_t>(codes > 0 ? room * BLOCK : 0),
                          memory.take<float>(codes > 0 ? room : 0), memory.take<float>(room)};
+  float* normed = memory.take<float>(input.norm ? rows * w.columns : 0);
   parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) k.prepare(x + i * w.columns, w.columns, rounding, i, a);
+    for (int64_t i = begin; i < end; ++i) {
+      const float* x = input.x + i * w.columns;
+      if (input.norm) {
+        k.rms_norm(x, input.norm, w.columns, input.eps, normed + i * w.columns);
+        x = normed + i * w.columns;
+      }
+      k.prepare(x, w.columns, rounding, i, a);
+    }
   });
   const Output out = {to, epilogue};
   const int64_t grain = std::max<int64_t>(1, w.units() / (8 * threads));
@@ -142,27 +184,18 @@ void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const 
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, attended = s.heads * s.head_dim;
   Arena& memory = arena();
   const Arena::Scope scope(memory);
-  float* normed = memory.take<float>(rows * s.hidden);
   float* qkv = memory.take<float>(rows * width);
   float* mixed = memory.take<float>(rows * attended);
   float* active = memory.take<float>(rows * s.intermediate);
-  const auto norm = [&](const float* weight) {
-    parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        k.rms_norm(x + i * s.hidden, weight, s.hidden, s.eps, normed + i * s.hidden);
-    });
-  };
   const std::vector<float*> residual = row_pointers(x, rows, s.hidden);
-  norm(layer.input_norm);
-  multiply(k, layer.qkv, s.rounding, normed, rows, row_pointers(qkv, rows, width).data(), Epilogue::STORE,
-           threads);
+  multiply(k, layer.qkv, s.rounding, {x, rows, layer.input_norm, s.eps},
+           row_pointers(qkv, rows, width).data(), Epilogue::STORE, threads);
   place_rows(k, s, layer, cache, index, pass, qkv);
   attend_rows(k, s, layer, cache, index, pass, qkv, mixed);
-  multiply(k, layer.out, s.rounding, mixed, rows, residual.data(), Epilogue::ADD, threads);
-  norm(layer.post_norm);
-  multiply(k, layer.gate_up, s.rounding, normed, rows, row_pointers(active, rows, s.intermediate).data(),
-           Epilogue::SWIGLU, threads);
-  multiply(k, layer.down, s.rounding, active, rows, residual.data(), Epilogue::ADD, threads);
+  multiply(k, layer.out, s.rounding, {mixed, rows}, residual.data(), Epilogue::ADD, threads);
+  multiply(k, layer.gate_up, s.rounding, {x, rows, layer.post_norm, s.eps},
+           row_pointers(active, rows, s.intermediate).data(), Epilogue::SWIGLU, threads);
+  multiply(k, layer.down, s.rounding, {active, rows}, residual.data(), Epilogue::ADD, threads);
 }
 
 }  // namespace blockpilot

@@ -69,9 +69,17 @@ class Arena {
 
 Arena& arena();
 
+// Rows of a product, [rows][columns]; `norm` [columns] normalises each of them first, unless it is null.
+struct Input {
+  const float* x;
+  int64_t rows;
+  const float* norm = nullptr;
+  float eps = 0.0f;
+};
+
 // y = x·Wᵀ + b on every row, through `rounding`.
-void multiply(const ModelKernels& k, const Linear& w, Rounding rounding, const float* x, int64_t rows,
-              float* const* to, Epilogue epilogue, int64_t threads);
+void multiply(const ModelKernels& k, const Linear& w, Rounding rounding, const Input& input, float* const* to,
+              Epilogue epilogue, int64_t threads);
 
 // x [rows][hidden] through one layer, in place; writes the rows' keys and values.
 void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,

@@ -1,7 +1,22 @@
-// Attention of one query row and head over its visible keys. Positions are taken in order in chunks at fixed
-// places, so the result depends on the row, its position and the keys it sees, and on nothing beside them.
+// Attention of queries of one slot and KV head over its keys. Positions are taken in order in chunks at fixed
+// places, so an output depends on its query, the query's position and the keys it sees: queries that are
+// taken together share loads and nothing else.
 namespace blockpilot {
 namespace MODEL_ISA {
+
+constexpr int64_t SUMS = LANES == 16 ? 24 : 12;  // that stay in registers
+constexpr int64_t NEAR = 32;                     // positions
+
+// Vectors of a tile of Q queries: the largest power of two whose sums do.
+constexpr int64_t values_together(int64_t q) {
+  int64_t n = 8;
+  while (n > 1 && n * q > SUMS) n /= 2;
+  return n;
+}
+constexpr int64_t chunks_together(int64_t q) {
+  const int64_t n = SUMS / (q * (PANEL / LANES));
+  return n < 1 ? 1 : n < 4 ? n : 4;
+}
 
 template <bool BF16>
 static inline vf load_kv(const void* base, int64_t at) {
@@ -11,32 +26,40 @@ static inline vf load_kv(const void* base, int64_t at) {
   return v;
 }
 
-// Scores of C consecutive chunks of 16 positions.
-template <bool BF16, int C>
-static inline void score_chunks(const AttendOne& a, int64_t chunk) {
-  constexpr int N = PANEL / LANES;
-  vf dot[C][N];
-  for (int c = 0; c < C; ++c)
-    for (int v = 0; v < N; ++v) dot[c][v] = splat(0.0f);
+// Scores of Q queries with C consecutive chunks of 16 positions. Of keys and queries the fewer are held in
+// registers beside the sums.
+template <bool BF16, int Q, int C>
+static inline void score_chunks(const Attended& a, const Query* query, int64_t chunk) {
+  constexpr int N = PANEL / LANES, V = C * N;
+  vf dot[Q][V];
+  for (int q = 0; q < Q; ++q)
+    for (int v = 0; v < V; ++v) dot[q][v] = splat(0.0f);
   for (int64_t d = 0; d < a.dim; ++d) {
-    const vf q = splat(a.query[d]);
+    const auto key = [&](int v) {
+      return load_kv<BF16>(a.keys, ((chunk + v / N) * a.dim + d) * PANEL + v % N * LANES);
+    };
+    vf held[Q < V ? Q : V];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c)
+    for (int i = 0; i < (Q < V ? Q : V); ++i) held[i] = Q < V ? splat(query[i].x[d]) : key(i);
 #pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) {
-        const int64_t at = ((chunk + c) * a.dim + d) * PANEL + v * LANES;
-        dot[c][v] = fma(q, load_kv<BF16>(a.keys, at), dot[c][v]);
+    for (int i = 0; i < (Q < V ? V : Q); ++i) {
+      const vf other = Q < V ? key(i) : splat(query[i].x[d]);
+#pragma GCC unroll 8
+      for (int j = 0; j < (Q < V ? Q : V); ++j) {
+        vf& sum = Q < V ? dot[j][i] : dot[i][j];
+        sum = fma(held[j], other, sum);
       }
+    }
   }
-  for (int c = 0; c < C; ++c)
-    for (int v = 0; v < N; ++v) {
-      const vf scaled = dot[c][v] * splat(a.scale);
-      __builtin_memcpy(a.scores + (chunk + c) * PANEL + v * LANES, &scaled, sizeof scaled);
+  for (int q = 0; q < Q; ++q)
+    for (int v = 0; v < V; ++v) {
+      const vf scaled = dot[q][v] * splat(a.scale);
+      __builtin_memcpy(query[q].scores + chunk * PANEL + v * LANES, &scaled, sizeof scaled);
     }
 }
 
-// Weights in place of scores; returns their sum.
-static inline float soften(const AttendOne& a) {
+// Weights in place of scores, those of unseen positions dropped; returns the weights' sum.
+static inline float soften(const Query& a) {
   const int64_t first = a.low / PANEL * PANEL, last = (a.high + PANEL - 1) / PANEL * PANEL;
   const float never = -__builtin_inff();
   for (int64_t p = first; p < a.low; ++p) a.scores[p] = never;
@@ -61,36 +84,94 @@ static inline float soften(const AttendOne& a) {
   return sum_lanes(mass);
 }
 
-template <bool BF16, int N>
-static inline void mix(const AttendOne& a, int64_t from, float mass) {
-  vf sum[N];
-  for (int v = 0; v < N; ++v) sum[v] = splat(0.0f);
-  for (int64_t p = a.low; p < a.high; ++p) {
-    const vf w = splat(a.scores[p]);
+// Adds the values of positions that all Q queries see, N vectors from column `from` on.
+template <bool BF16, int Q, int N>
+static inline void mix_columns(const Attended& a, const Query* query, int64_t from, int64_t begin,
+                               int64_t end) {
+  vf sum[Q][N];
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v)
-      sum[v] = fma(w, load_kv<BF16>(a.values, p * a.padded_dim + from + v * LANES), sum[v]);
+      __builtin_memcpy(&sum[q][v], query[q].sums + from + v * LANES, sizeof sum[q][v]);
+  for (int64_t p = begin; p < end; ++p) {
+    vf value[N];
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) value[v] = load_kv<BF16>(a.values, p * a.padded_dim + from + v * LANES);
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) sum[q][v] = fma(splat(query[q].scores[p]), value[v], sum[q][v]);
   }
-  for (int v = 0; v < N; ++v) {
-    const vf mean = sum[v] / splat(mass);
-    for (int64_t i = 0; i < LANES; ++i)
-      if (from + v * LANES + i < a.dim) a.out[from + v * LANES + i] = mean[i];
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v)
+      __builtin_memcpy(query[q].sums + from + v * LANES, &sum[q][v], sizeof sum[q][v]);
+}
+
+// All columns, for so few positions at a time that they are still near when the next columns are read.
+template <bool BF16, int Q>
+static inline void mix(const Attended& a, const Query* query, int64_t begin, int64_t end) {
+  constexpr int N = values_together(Q);
+  for (int64_t p = begin; p < end; p += NEAR) {
+    const int64_t stop = p + NEAR < end ? p + NEAR : end;
+    int64_t from = 0;
+    for (; from + N * LANES <= a.padded_dim; from += N * LANES)
+      mix_columns<BF16, Q, N>(a, query, from, p, stop);
+    for (; from < a.padded_dim; from += LANES) mix_columns<BF16, Q, 1>(a, query, from, p, stop);
   }
 }
 
-template <bool BF16>
-static void attend_one(const AttendOne& a) {
-  const int64_t chunks = (a.high + PANEL - 1) / PANEL;
-  int64_t chunk = a.low / PANEL;
-  for (; chunk + 4 <= chunks; chunk += 4) score_chunks<BF16, 4>(a, chunk);
-  for (; chunk < chunks; ++chunk) score_chunks<BF16, 1>(a, chunk);
-  const float mass = soften(a);
-  int64_t from = 0;
-  for (; from + 8 * LANES <= a.padded_dim; from += 8 * LANES) mix<BF16, 8>(a, from, mass);
-  for (; from < a.padded_dim; from += LANES) mix<BF16, 1>(a, from, mass);
+// Mean values. Those that only some of the queries see are read for these alone: others may find anything
+// there.
+template <bool BF16, int Q>
+static inline void mix_visible(const Attended& a, const Query* query) {
+  int64_t low = query[0].low, high = query[0].high;
+  for (int q = 1; q < Q; ++q) {
+    low = query[q].low > low ? query[q].low : low;
+    high = query[q].high < high ? query[q].high : high;
+  }
+  high = high < low ? low : high;
+  for (int q = 0; q < Q; ++q) {
+    __builtin_memset(query[q].sums, 0, sizeof(float) * static_cast<std::size_t>(a.padded_dim));
+    mix<BF16, 1>(a, query + q, query[q].low, low < query[q].high ? low : query[q].high);
+  }
+  mix<BF16, Q>(a, query, low, high);
+  for (int q = 0; q < Q; ++q) mix<BF16, 1>(a, query + q, high, query[q].high);
 }
 
-static void attend(const AttendOne& a) { return a.bf16 ? attend_one<true>(a) : attend_one<false>(a); }
+template <bool BF16, int Q>
+static void attend_tile(const Attended& a, const Query* query) {
+  constexpr int C = chunks_together(Q);
+  int64_t chunk = query[0].low / PANEL, chunks = 0;
+  for (int q = 0; q < Q; ++q) {
+    const int64_t first = query[q].low / PANEL, end = (query[q].high + PANEL - 1) / PANEL;
+    chunk = first < chunk ? first : chunk;
+    chunks = end > chunks ? end : chunks;
+  }
+  for (; chunk + C <= chunks; chunk += C) score_chunks<BF16, Q, C>(a, query, chunk);
+  for (; chunk < chunks; ++chunk) score_chunks<BF16, Q, 1>(a, query, chunk);
+  float mass[Q];
+  for (int q = 0; q < Q; ++q) mass[q] = soften(query[q]);
+  mix_visible<BF16, Q>(a, query);
+  for (int q = 0; q < Q; ++q)
+    for (int64_t i = 0; i < a.dim; ++i) query[q].out[i] = query[q].sums[i] / mass[q];
+}
+
+// Tiles of Q queries, and one of those that remain.
+template <bool BF16, int Q>
+static void attend_tiles(const Attended& a, const Query* query, int64_t count) {
+  for (; count >= Q; query += Q, count -= Q) attend_tile<BF16, Q>(a, query);
+  if constexpr (Q > 1) {
+    if (count > 0) attend_tiles<BF16, Q - 1>(a, query, count);
+  }
+}
+
+static void attend(const Attended& a, const Query* query, int64_t count) {
+  return a.bf16 ? attend_tiles<true, TILE_QUERIES>(a, query, count)
+                : attend_tiles<false, TILE_QUERIES>(a, query, count);
+}
 
 }  // namespace MODEL_ISA
 }  // namespace blockpilot

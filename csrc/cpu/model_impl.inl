@@ -6,7 +6,8 @@
 #include "model_table.inl"
 
 namespace blockpilot {
-extern const ModelKernels MODEL_TABLE = {MODEL_ISA::TILE_ROWS, MODEL_ISA::prepare,      MODEL_ISA::linear,
-                                         MODEL_ISA::rms_norm,  MODEL_ISA::rope,         MODEL_ISA::attend,
-                                         MODEL_ISA::embed,     MODEL_ISA::weighted_rows};
+extern const ModelKernels MODEL_TABLE = {
+    MODEL_ISA::TILE_ROWS, MODEL_ISA::TILE_QUERIES, MODEL_ISA::prepare,
+    MODEL_ISA::linear,    MODEL_ISA::rms_norm,     MODEL_ISA::rope,
+    MODEL_ISA::attend,    MODEL_ISA::embed,        MODEL_ISA::weighted_rows};
 }

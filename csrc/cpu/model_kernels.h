@@ -73,26 +73,30 @@ struct Output {
 };
 
 // Keys [16-position chunk][head dim][16], values [position][padded head dim], of one slot, layer and KV head.
-struct AttendOne {
-  const float* query;
+struct Attended {
   const void* keys;
   const void* values;
   bool bf16;
   int64_t dim, padded_dim;
-  int64_t low, high;  // visible positions
   float scale;
-  float* scores;  // [high rounded up to 16, and 64 more]
-  float* out;     // [dim]
+};
+
+struct Query {
+  const float* x;     // [dim]
+  int64_t low, high;  // visible positions
+  float* scores;      // [the highest `high` of the call rounded up to 16]
+  float* sums;        // [padded dim]
+  float* out;         // [dim]
 };
 
 struct ModelKernels {
-  int64_t tile_rows;
+  int64_t tile_rows, tile_queries;
   void (*prepare)(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to);
   void (*linear)(const Linear& w, const Activations& x, Rounding rounding, int64_t m, const Output& out,
                  int64_t unit_begin, int64_t unit_end);
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
-  void (*attend)(const AttendOne& work);
+  void (*attend)(const Attended& over, const Query* queries, int64_t count);
   void (*embed)(const Linear& table, int64_t id, float scale, float* out);
   // Σ weights[r] · row r of the table, for columns of the blocks [begin, end).
   void (*weighted_rows)(const Linear& table, const float* weights, int64_t begin, int64_t end, float* out);

@@ -93,6 +93,9 @@ class CppTarget:
         dtype: torch.float32 or torch.bfloat16: KV cache, float weights and the rounding of matmul inputs.
         weights: "stored" keeps the file's blocks, "stored-int16" and "stored-int8" round their inputs to 16-bit codes
             or bytes as well, "dense" makes floats of them.
+
+    Attributes:
+        blob: the packed weights, uint8. matrices: records in `blob` of a pass's products, in their order.
     """
 
     row_tile = 1
@@ -132,6 +135,7 @@ class CppTarget:
             pack_layer(packed, get, tensors, f"model.layers.{i}.", self.geometry, window=c.sliding_window[i])
             for i in range(c.num_layers)
         ]
+        self.matrices = (*(r for x in layers for r in (x.qkv, x.out, x.gate_up, x.down)), self.head_record)
         self._plan = decoder_plan(self.geometry, self.embedding_record, self.head_record, norm, layers)
         self.formats = packed.formats
         self.blob = packed.blob()
