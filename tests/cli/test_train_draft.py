@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from blockpilot import LLM
 from blockpilot.cli import train_draft
 from blockpilot.params import SamplingParams
 from blockpilot.targets.stored import read_tensor, stored_tensors
+from blockpilot.training.draft_training import DraftTrainer
 from tests.training.talking import save_talker
 
 SMALL = ("--layers", "1", "--block-size", "4", "--batch", "2", "--anchors", "3", "--vocabulary", "64")
@@ -63,6 +66,27 @@ def test_a_stopped_run_ends_as_one_that_was_not(cli_json, data, tmp_path):
     assert ended["finished"]
     ours, theirs = weights(tmp_path / "part"), weights(tmp_path / "whole")
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_an_interrupted_run_keeps_its_steps(cli, cli_json, data, tmp_path, monkeypatch):
+    """SIGTERM within the third step: the state after it is there, and the end is that of an undisturbed run."""
+    step, seen = DraftTrainer.step, []
+
+    def interrupting(self):
+        seen.append(None)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self)
+
+    monkeypatch.setattr(DraftTrainer, "step", interrupting)
+    call = ("train-draft", data[1], "-o", tmp_path / "part", "-t", data[0], *SMALL, "--blocks", "36")
+    result = cli(*call, "--validation", "1")
+    assert result.exit_code == 130 and len(seen) == 3
+    run(cli_json, data, tmp_path / "part", "--blocks", "36", "--validation", "1")
+    assert len(seen) == 6
+    run(cli_json, data, tmp_path / "whole", "--blocks", "36", "--validation", "1")
+    ours, theirs = weights(tmp_path / "part"), weights(tmp_path / "whole")
+    assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
 
 
 def test_what_does_not_fit_is_refused(cli_json, refused, data, tmp_path):

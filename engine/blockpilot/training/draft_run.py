@@ -7,6 +7,8 @@ says, made once), curve.png and drafter/, which `LLM(drafter=…)` loads.
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -114,18 +116,26 @@ class DraftRun:
         return self.folder / "log.jsonl"
 
     def train(self, advance: Callable[[int], None], seconds: float | None = None) -> dict[str, Any]:
-        """Go on until the recipe's blocks, or for about `seconds`; returns the last validation."""
+        """Go on until the recipe's blocks, or for about `seconds`; returns the last validation.
+
+        Raises:
+            KeyboardInterrupt: after SIGINT or SIGTERM, once the step in work is done and the state saved.
+        """
         trainer, begun, last = self.trainer, time.monotonic(), time.monotonic()
         window = _Window(self.config.block_size + 2)
-        while not trainer.finished and (seconds is None or time.monotonic() - begun < seconds):
-            before = trainer.blocks
-            window.add(trainer.step())
-            advance(trainer.blocks - before)
-            if time.monotonic() - last > self.options.every:
-                self._log(trainer.line("train") | window.take())
-                self.validate()
-                self.save()
-                last = time.monotonic()
+        with _Stop() as stop:
+            while not trainer.finished and (seconds is None or time.monotonic() - begun < seconds):
+                before = trainer.blocks
+                window.add(trainer.step())
+                advance(trainer.blocks - before)
+                if stop.asked:
+                    self.save()
+                    raise KeyboardInterrupt
+                if time.monotonic() - last > self.options.every:
+                    self._log(trainer.line("train") | window.take())
+                    self.validate()
+                    self.save()
+                    last = time.monotonic()
         if window.steps:
             self._log(trainer.line("train") | window.take())
         result = self.validate()
@@ -247,6 +257,26 @@ def _dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the processor multiplies it fast."""
     fast = device.type == "cuda" or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
     return torch.bfloat16 if fast else torch.float32
+
+
+class _Stop:
+    """Takes SIGINT and SIGTERM as a wish to stop at the end of a step, which could not be repeated in part."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Stop:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.asked = True
 
 
 class _Window:
