@@ -16,6 +16,8 @@
 namespace blockpilot {
 namespace {
 
+constexpr int64_t PART_PANELS = 16;  // of a weighted sum over a table: they stay in the second-level cache
+
 void check_range(const char* name, at::IntArrayRef values, int64_t last) {
   for (const int64_t value : values)
     TORCH_CHECK_VALUE(0 <= value && value <= last, name, ": expected 0 … ", last, ", got ", value);
@@ -185,11 +187,21 @@ at::Tensor weighted_rows(const at::Tensor& p, const at::Tensor& weights, const a
   const at::Tensor input = p.contiguous();
   at::Tensor out = at::empty({p.size(0), table.columns}, p.options());
   const ModelKernels& k = *current_isa().model;
+  // Parts of a fixed size, added in order: the sum does not depend on the number of threads.
+  const int64_t panels = 2 * table.units(), parts = (panels + PART_PANELS - 1) / PART_PANELS;
+  const Arena::Scope scope(arena());
+  float* sums = arena().take<float>(parts * table.columns);
   for (int64_t r = 0; r < p.size(0); ++r) {
     const float* from = input.const_data_ptr<float>() + r * table.rows;
     float* to = out.mutable_data_ptr<float>() + r * table.columns;
-    parallel_chunks(at::get_num_threads(), table.blocks(), 1,
-                    [&](int64_t begin, int64_t end) { k.weighted_rows(table, from, begin, end, to); });
+    parallel_chunks(at::get_num_threads(), parts, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        k.weighted_rows(table, from, i * PART_PANELS, std::min(panels, (i + 1) * PART_PANELS),
+                        sums + i * table.columns);
+    });
+    std::copy(sums, sums + table.columns, to);
+    for (int64_t i = 1; i < parts; ++i)
+      for (int64_t c = 0; c < table.columns; ++c) to[c] += sums[i * table.columns + c];
   }
   return out;
 }

@@ -98,7 +98,7 @@ struct ModelKernels {
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
   void (*attend)(const Attended& over, const Query* queries, int64_t count);
   void (*embed)(const Linear& table, int64_t id, float scale, float* out);
-  // Σ weights[r] · row r of the table, for columns of the blocks [begin, end).
+  // Σ weights[r] · row r of the table over the rows of the panels [begin, end).
   void (*weighted_rows)(const Linear& table, const float* weights, int64_t begin, int64_t end, float* out);
 };
 

@@ -3,11 +3,12 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 template <Format F>
-static void weighted_block(const Linear& t, const float* weights, int64_t b, float* out) {
+static void weighted_block(const Linear& t, const float* weights, int64_t begin, int64_t end, int64_t b,
+                           float* out) {
   vf sum[BLOCK];
   for (int64_t k = 0; k < BLOCK; ++k) sum[k] = splat(0.0f);
-  const int64_t panels = t.units() * 2, width = block_bytes(F);
-  for (int64_t panel = 0; panel < panels; ++panel) {
+  const int64_t width = block_bytes(F);
+  for (int64_t panel = begin; panel < end; ++panel) {
     const uint8_t* block = t.data + (panel * t.blocks() + b) * width;
     for (int64_t v = 0; v < VECTORS; ++v) {
       float padded[LANES];
@@ -29,24 +30,24 @@ static void weighted_block(const Linear& t, const float* weights, int64_t b, flo
   for (int64_t k = 0; k < BLOCK && b * BLOCK + k < t.columns; ++k) out[b * BLOCK + k] = sum_lanes(sum[k]);
 }
 
+template <Format F>
+static void weighted_panels(const Linear& t, const float* weights, int64_t begin, int64_t end, float* out) {
+  for (int64_t b = 0; b < t.blocks(); ++b) weighted_block<F>(t, weights, begin, end, b, out);
+}
+
 static void weighted_rows(const Linear& table, const float* weights, int64_t begin, int64_t end, float* out) {
-  for (int64_t b = begin; b < end; ++b) switch (table.format) {
-      case Format::F32:
-        weighted_block<Format::F32>(table, weights, b, out);
-        break;
-      case Format::BF16:
-        weighted_block<Format::BF16>(table, weights, b, out);
-        break;
-      case Format::Q8_0:
-        weighted_block<Format::Q8_0>(table, weights, b, out);
-        break;
-      case Format::Q4_0:
-        weighted_block<Format::Q4_0>(table, weights, b, out);
-        break;
-      case Format::Q4_1:
-        weighted_block<Format::Q4_1>(table, weights, b, out);
-        break;
-    }
+  switch (table.format) {
+    case Format::F32:
+      return weighted_panels<Format::F32>(table, weights, begin, end, out);
+    case Format::BF16:
+      return weighted_panels<Format::BF16>(table, weights, begin, end, out);
+    case Format::Q8_0:
+      return weighted_panels<Format::Q8_0>(table, weights, begin, end, out);
+    case Format::Q4_0:
+      return weighted_panels<Format::Q4_0>(table, weights, begin, end, out);
+    case Format::Q4_1:
+      return weighted_panels<Format::Q4_1>(table, weights, begin, end, out);
+  }
 }
 
 }  // namespace MODEL_ISA
