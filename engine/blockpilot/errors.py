@@ -21,3 +21,7 @@ class EngineClosedError(BlockPilotError, RuntimeError):
 
 class MemoryLimitError(BlockPilotError, ValueError):
     """What was asked for does not fit into the device's memory."""
+
+
+class TrainingDivergedError(BlockPilotError, ArithmeticError):
+    """A loss is no longer a finite number; what was saved before is unharmed."""

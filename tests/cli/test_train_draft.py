@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,70 @@ def test_what_does_not_fit_is_refused(cli_json, refused, data, tmp_path):
     assert "low,high" in refused(*call, "-o", tmp_path / "x", "--train-widths", "5,3")
     assert "layer numbers" in refused(*call, "-o", tmp_path / "x", "--start", "first")
     assert "another target's" in refused("train-draft", data[1], "-o", tmp_path / "x")
+    kept = (tmp_path / "run/settings.json").read_bytes()
+    again = ("--blocks", "6", "--validation", "1")
+    more = (*call, "-o", tmp_path / "run", *SMALL, *again)
+    assert "another recipe (gamma: 4.0, not 2.0)" in refused(*more, "--gamma", "2")
+    assert (tmp_path / "run/settings.json").read_bytes() == kept
+    assert "expected 1 target layers" in refused(*call, "-o", tmp_path / "new", *SMALL, "--start", "99")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "run/drafter/notes.txt").touch()
+    assert "notes.txt" in refused(*more)
+
+
+def test_answers_may_grow_and_not_change(cli_json, refused, data, tmp_path):
+    """The folder of answers counts, not its name."""
+    from blockpilot.training.answers import AnswerStore, read_shards
+
+    settings, shards = read_shards(data[1])
+
+    def write(folder, chosen):
+        with AnswerStore(folder, settings) as store:
+            for i in chosen:
+                store.append(shards[i][2], 8, {})
+        return data[0], folder
+
+    part = write(tmp_path / "part", range(5))
+    run(cli_json, part, tmp_path / "run", "--blocks", "6", "--validation", "1")
+    other = write(tmp_path / "other", [1, 0, 2, 3, 4, 5])
+    call = ("train-draft", other[1], "-t", data[0], "-o", tmp_path / "run", *SMALL, "--widths", "2,4")
+    assert "learns from other answers" in refused(*call, "--blocks", "12", "--validation", "1")
+    assert run(cli_json, data, tmp_path / "run", "--blocks", "12", "--validation", "1")["blocks"] == 12
+
+
+def test_answers_of_the_held_out_families_may_be_the_longest(cli_json, data, tmp_path):
+    """They and wide blocks need positions that no training answer has."""
+    from blockpilot.training.answers import AnswerStore, read_shards
+
+    settings, shards = read_shards(data[1])
+    rows = [r for _, _, shard in shards for r in shard if len(r["output_ids"]) >= 8]
+    rows.sort(key=lambda r: len(r["prompt_ids"]) + len(r["output_ids"]))
+    rows = [r | {"split": "train"} for r in rows[:4]] + [
+        rows[-1] | {"split": "validation", "temperature": 0.0}
+    ]
+    with AnswerStore(tmp_path / "answers", settings) as store:
+        store.append(rows, 5, {})
+        store.append([], 3, {"failed": 3})
+    assert len(rows[-1]["prompt_ids"]) > len(rows[3]["prompt_ids"]) + 40
+    wide = ("--train-widths", "2,12", "--blocks", "12")
+    assert run(cli_json, (data[0], tmp_path / "answers"), tmp_path / "run", *wide)["finished"]
+
+
+def test_a_run_killed_while_it_validates_has_its_steps(cli, cli_json, data, tmp_path, monkeypatch):
+    call = ("train-draft", data[1], "-o", tmp_path / "run", "-t", data[0], *SMALL, "--blocks", "36")
+    with monkeypatch.context() as patched:
+        patched.setattr(DraftTrainer, "validate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert cli(*call, "--validation", "1").exit_code == 130
+    log = tmp_path / "run/log.jsonl"
+    log.write_text(log.read_text() + '{"kind": "validation", "step": 6, "tau": {"4": 1.5}')
+    monkeypatch.setattr(DraftTrainer, "step", None)
+    assert run(cli_json, data, tmp_path / "run", "--blocks", "36", "--validation", "1")["finished"]
+    assert [json.loads(x)["kind"] for x in log.read_text().splitlines()] == ["train", "validation"]
+
+
+def test_without_matplotlib_all_but_the_picture_is_there(cli, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    call = ("train-draft", data[1], "-o", tmp_path / "run", "-t", data[0], *SMALL, "--blocks", "6")
+    result = cli(*call, "--json")
+    assert result.exit_code == 0 and "matplotlib is not installed" in result.stderr
+    assert json.loads(result.stdout)["finished"]

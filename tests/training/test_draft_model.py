@@ -98,6 +98,17 @@ def test_validation_counts_the_steps_of_decoding(pair, decoded):
     assert len(accuracy) == 3 and all(0 <= a <= 1 for a in accuracy)
 
 
+def test_ids_that_training_saw_are_a_short_cut_and_no_help(pair, decoded):
+    """Guesses among few ids are right more often than a decoding step's; τ must not be."""
+    readers = unrounded(pair, decoded)
+    model, embedding, head = model_of(pair)
+    seen = torch.tensor(sorted({i for reader in readers for i in reader().ids[reader().start :]}))
+    assert len(seen) < len(head)
+    whole = validate(model, readers, embedding, head, torch.arange(len(head)), [2, 6])
+    for ids in (seen, seen[:1]):
+        assert validate(model, readers, embedding, head, ids, [2, 6]) == whole
+
+
 def test_teachers_begin_with_what_the_target_chose(pair, decoded, tmp_path):
     for reader, output in zip(read(pair, decoded, tmp_path), decoded[1], strict=True):
         answer = reader()

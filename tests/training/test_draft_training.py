@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.errors import TrainingDivergedError
 from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.training.draft_batches import Order, make_blocks, random_anchors
 from blockpilot.training.draft_data import Answer
@@ -125,3 +126,26 @@ def test_the_rate_rises_stays_and_falls():
         0.5,
         0,
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("blocks", 0), ("batch", 0), ("anchors", 0), ("gamma", 0.0), ("gamma", float("nan")), ("rate", -1.0),
+        ("rate", float("inf")), ("widths", (1, 4)), ("widths", (5, 4)), ("distil", 1.5),
+    ],
+)  # fmt: skip
+def test_a_recipe_out_of_range_is_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        replace(RECIPE, **{name: value})
+
+
+def test_a_diverged_step_leaves_the_weights(target):
+    run = trainer(target)
+    run.step()
+    before = [p.detach().clone() for p in run.model.parameters()]
+    run.readers = [lambda r=r: replace(r(), features=r().features * float("inf")) for r in run.readers]
+    with pytest.raises(TrainingDivergedError, match="step 1"):
+        run.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True))
+    assert run.steps == 1

@@ -317,3 +317,20 @@ def test_features_kept_beside_the_answers_are_those_of_reading_them(talker, llm,
                 assert torch.equal(answer.features, features.bfloat16())
                 assert torch.equal(answer.teacher_ids, ids.long())
                 assert torch.equal(answer.teacher_p, logp.float().exp())
+
+
+def test_a_shard_without_answers_has_no_features_and_does_no_harm(llm, tmp_path):
+    rows = [{"id": str(i), "family": "ab"[i % 2], "prompt": "The same words"} for i in range(4)]
+    options = {"source": "file", "prompts": write(tmp_path / "p.jsonl", rows), "shard_prompts": 2}
+    summary = make(llm, tmp_path / "data", features=(0, 2), **options)
+    assert (summary.prompts, summary.answered, summary.dropped["repeated"]) == (4, 1, 3)
+    cache = feature_cache(tmp_path / "data", llm.target.fingerprint, (0, 2))
+    (first, digest, kept), (second, other, none) = read_shards(tmp_path / "data")[1]
+    assert cache.has(first, digest) and len(kept) == 1
+    assert not cache.has(second, other) and not none and not list(cache.answers(second, none))
+
+
+def test_features_the_target_lacks_are_refused_before_any_work(llm, tmp_path):
+    with pytest.raises(ValueError, match=r"expected target layers of 0 to 3, got \[1, 4\]"):
+        make(llm, tmp_path / "data", features=(1, 4))
+    assert not (tmp_path / "data").exists()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blockpilot.cli.console import emit_json, progress, say
+from blockpilot.cli.console import emit_json, note, progress, say
 from blockpilot.cli.options import (
     BUNDLED_TARGET,
     DeviceOption,
@@ -155,7 +155,8 @@ def _train(
         run = DraftRun(output, DraftOptions(**options), Recipe(**recipe), bar)
         left = max(0, recipe["blocks"] - run.trainer.blocks)
         line = run.train(bar("training", left), None if minutes is None else 60 * minutes)
-    plot_curve(run.log_path, output / "curve.png")
+    if not plot_curve(run.log_path, output / "curve.png"):
+        note("no curve.png: matplotlib is not installed")
     report = {key: line[key] for key in ("blocks", "tokens", "cpu_seconds", "epoch", "tau", "accuracy")}
     return report | {
         "drafter": str(output / "drafter"),

@@ -81,7 +81,9 @@ class FeatureCache:
         self.save(shard, digest, heard)
 
     def save(self, shard: str, digest: str, heard: Sequence[Heard]) -> None:
-        """Write what was heard of every answer of a shard, in order."""
+        """Write what was heard of every answer of a shard, in order; nothing for a shard without answers."""
+        if not heard:
+            return
         parts = [(features.bfloat16(), ids, logp) for features, ids, logp in heard]
         names = ("features", "top_ids", "top_logp")
         tensors = {

@@ -110,7 +110,8 @@ class DraftModel(nn.Module):
     """The trainable drafter.
 
     Args:
-        config: from `DFlashConfig.from_json`. length: positions of the longest answer, prompt included.
+        config: from `DFlashConfig.from_json`. length: positions of the longest answer with a
+            block at its end.
         scale: [n] factors on the feature layers, which bring them to unit size; `tensors` folds them into fc.
     """
 
@@ -129,7 +130,7 @@ class DraftModel(nn.Module):
         for p in self.parameters():
             if p.ndim > 1:
                 nn.init.normal_(p, std=INIT_STD)
-        cos, sin = rope_tables(m.rope, m.head_dim, length + 2 * config.block_size)
+        cos, sin = rope_tables(m.rope, m.head_dim, length)
         for name, table in (("cos", cos), ("sin", sin), ("scale", scale)):
             self.register_buffer(name, table.float().clone(), persistent=False)
 

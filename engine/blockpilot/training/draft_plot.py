@@ -8,16 +8,12 @@ from pathlib import Path
 from blockpilot.policies.atomic import replacing
 
 
-def plot_curve(log: Path, path: Path) -> None:
-    """τ by width and loss against blocks, as PNG.
-
-    Raises:
-        ValueError: matplotlib is missing.
-    """
+def plot_curve(log: Path, path: Path) -> bool:
+    """τ by width and loss against blocks, as PNG. False when matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("a plot needs matplotlib: pip install 'blockpilot[plot]'") from error
+    except ImportError:
+        return False
     lines = [json.loads(x) for x in log.read_text(encoding="utf-8").splitlines()]
     found = [x for x in lines if x["kind"] == "validation"]
     losses = [x for x in lines if x["kind"] == "train"]
@@ -34,3 +30,4 @@ def plot_curve(log: Path, path: Path) -> None:
     right.set_ylabel("training loss", color="0.4")
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
+    return True

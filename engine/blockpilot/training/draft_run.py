@@ -7,11 +7,9 @@ says, made once), curve.png and drafter/, which `LLM(drafter=…)` loads.
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +20,18 @@ from blockpilot.drafters.dflash_checkpoint import save_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.loading import build_target, resolve_checkpoint, resolve_device, resolve_weights
 from blockpilot.policies.atomic import replacing
-from blockpilot.targets.checkpoint import EMBEDDING, HEAD, Checkpoint
+from blockpilot.targets.checkpoint import EMBEDDING, HEAD
 from blockpilot.text import load_tokenizer
 from blockpilot.training.answers import read_shards
 from blockpilot.training.draft_batches import Reader
 from blockpilot.training.draft_data import FeatureCache, feature_cache
+from blockpilot.training.draft_folder import SHORTEST, DraftOptions, RunFolder, check_rows
 from blockpilot.training.draft_model import DraftModel, drafter_config, start_from_target
 from blockpilot.training.draft_training import DraftTrainer, Recipe
+from blockpilot.training.draft_watch import Stop, Window
 
-SHORTEST = 8  # answers below this teach nothing about blocks
 SAMPLE = 48  # answers that the features' sizes are taken from
-_BINDING = (
-    "weights",
-    "layers",
-    "block_size",
-    "feature_layers",
-    "start",
-    "mask_token_id",
-)  # of every resumption
 Bar = Callable[[str, int], Callable[[int], None]]
-
-
-@dataclass(frozen=True)
-class DraftOptions:
-    """What to train and on what.
-
-    Attributes:
-        answers: folder of make-data. target, weights, device: as in `LLM`.
-        layers, block_size: of the drafter. feature_layers: target layers it reads, None for the default.
-        start: target layers its own begin as, () for random ones. mask_token_id: None picks one.
-        validation: greedy answers of the validation families that τ is measured on. widths: to measure at.
-        every: seconds between validations.
-    """
-
-    answers: Path
-    target: str | Path | Checkpoint = "smollm2"
-    weights: str = "auto"
-    device: str = "cpu"
-    layers: int = 2
-    block_size: int = 8
-    feature_layers: tuple[int, ...] | None = None
-    start: tuple[int, ...] | None = None
-    mask_token_id: int | None = None
-    validation: int = 48
-    widths: tuple[int, ...] = (4, 8)
-    every: float = 240.0
 
 
 @dataclass
@@ -75,6 +40,7 @@ class _Data:
     lengths: list[int]
     validation: list[Reader]
     counts: Tensor
+    longest: int = 0
 
 
 class DraftRun:
@@ -93,18 +59,27 @@ class DraftRun:
                 f"{options.answers}: its answers are another target's (fingerprint {settings['target'][:12]}, "
                 f"not {self.checkpoint.fingerprint[:12]}); train with the target that made them"
             )
-        self.config = self._config(shards)
-        self._settle(recipe)
+        rows = [r for _, _, shard in shards for r in shard]
+        check_rows(rows, recipe.batch, options.answers)
+        self._start = options.starting_layers(self.checkpoint.config.num_layers)
+        run, digests = RunFolder(folder), [digest for _, digest, _ in shards]
+        self.config = self._config(rows, run.found.get("mask_token_id"))
+        run.check(options, self.checkpoint.fingerprint, digests)
+        settings = (options, recipe, self.checkpoint.fingerprint, digests, self.config.mask_token_id)
+        if not run.found:
+            run.write(*settings)
         data = self._data(shards, bar)
         tensors, device = self.checkpoint.tensors, resolve_device(options.device)
         embedding = tensors[EMBEDDING].float().to(device)
         head = tensors[HEAD].float().to(device) if HEAD in tensors else embedding
-        rows = (data.train, data.lengths, embedding, head, data.counts)
-        self.trainer = DraftTrainer(self._model(data).to(device), recipe, *rows, _dtype(device))
+        parts = (data.train, data.lengths, embedding, head, data.counts)
+        model = self._model(data, recipe).to(device)
+        self.trainer = DraftTrainer(model, recipe, *parts, _dtype(device))
         self._validation = data.validation
         if self._state.exists():
             self.trainer.load(self._state)
-            self._cut_log()
+        run.write(*settings)
+        self._cut_log()
 
     @property
     def _state(self) -> Path:
@@ -122,8 +97,8 @@ class DraftRun:
             KeyboardInterrupt: after SIGINT or SIGTERM, once the step in work is done and the state saved.
         """
         trainer, begun, last = self.trainer, time.monotonic(), time.monotonic()
-        window = _Window(self.config.block_size + 2)
-        with _Stop() as stop:
+        window = Window(trainer.recipe.widths[1])
+        with Stop() as stop:
             while not trainer.finished and (seconds is None or time.monotonic() - begun < seconds):
                 before = trainer.blocks
                 window.add(trainer.step())
@@ -133,14 +108,13 @@ class DraftRun:
                     raise KeyboardInterrupt
                 if time.monotonic() - last > self.options.every:
                     self._log(trainer.line("train") | window.take())
-                    self.validate()
                     self.save()
+                    self.validate()
                     last = time.monotonic()
         if window.steps:
             self._log(trainer.line("train") | window.take())
-        result = self.validate()
         self.save()
-        return result
+        return self.validate()
 
     def validate(self) -> dict[str, Any]:
         """Measure τ on the validation answers and log it."""
@@ -159,47 +133,23 @@ class DraftRun:
             file.write(json.dumps(line) + "\n")
 
     def _cut_log(self) -> None:
-        """Drop lines that were logged after the state was saved."""
-        lines = self.log_path.read_text(encoding="utf-8").splitlines() if self.log_path.exists() else []
-        kept = [x for x in lines if x.endswith("}") and json.loads(x)["step"] <= self.trainer.steps]
+        """Drop lines that were logged after the state was saved, and a torn one."""
+        data = self.log_path.read_bytes() if self.log_path.exists() else b""
+        lines = data[: data.rfind(b"\n") + 1].decode().splitlines()
+        kept = [x for x in lines if json.loads(x)["step"] <= self.trainer.steps]
         with replacing(self.log_path) as temporary:
             temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
 
-    def _config(self, shards: Sequence[Any]) -> DFlashConfig:
-        o, target = self.options, self.checkpoint.config
-        settings = self.folder / "settings.json"
-        mask = o.mask_token_id
-        if mask is None and settings.exists():
-            mask = json.loads(settings.read_text(encoding="utf-8"))["mask_token_id"]
+    def _config(self, rows: Sequence[Any], found: int | None) -> DFlashConfig:
+        """The drafter's; `found`: the mask id that the run has already."""
+        o, mask = self.options, self.options.mask_token_id
         if mask is None:
-            used = {i for _, _, rows in shards for r in rows for i in (*r["prompt_ids"], *r["output_ids"])}
+            mask = found
+        if mask is None:
+            used = {i for r in rows for i in (*r["prompt_ids"], *r["output_ids"])}
             mask = load_tokenizer(self.checkpoint).unused_control(used)
-        source = drafter_config(target, o.layers, o.block_size, mask, o.feature_layers)
+        source = drafter_config(self.checkpoint.config, o.layers, o.block_size, mask, o.feature_layers)
         return DFlashConfig.from_json(source)
-
-    def _settle(self, recipe: Recipe) -> None:
-        """Write the settings of a new folder, or compare those of an old one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        kept = {k: getattr(self.options, k) for k in _BINDING}
-        settings = {
-            "training": 1,
-            "target": self.checkpoint.fingerprint,
-            "mask_token_id": self.config.mask_token_id,
-            "options": kept,
-            "recipe": asdict(recipe),
-        }
-        settings = json.loads(json.dumps(settings))
-        path = self.folder / "settings.json"
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            differing = [k for k in kept if found["options"].get(k) != settings["options"][k]]
-            if found["target"] != settings["target"] or differing:
-                raise ValueError(
-                    f"{self.folder}: the run there has other options ({', '.join(differing) or 'target'}); "
-                    "use another folder"
-                )
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def _data(self, shards: Sequence[Any], bar: Bar) -> _Data:
         o = self.options
@@ -212,19 +162,21 @@ class DraftRun:
             for row, reader in zip(rows, sources[name].answers(name, rows), strict=True):
                 if len(row["output_ids"]) < SHORTEST:
                     continue
+                length = len(row["prompt_ids"]) + len(row["output_ids"])
+                data.longest = max(data.longest, length)
                 if row["split"] == "validation":
                     if row["temperature"] == 0 and len(data.validation) < o.validation:
                         data.validation.append(reader)
                     continue
                 data.train.append(reader)
-                data.lengths.append(len(row["prompt_ids"]) + len(row["output_ids"]))
+                data.lengths.append(length)
                 ids = torch.tensor(row["output_ids"])
                 data.counts.index_add_(0, ids, torch.ones(len(ids)))
         return data
 
     def _read(self, cache: FeatureCache, shards: Sequence[Any], bar: Bar) -> None:
         """Let the target read the shards whose features are not there yet."""
-        missing = [s for s in shards if not cache.has(s[0], s[1])]
+        missing = [s for s in shards if s[2] and not cache.has(s[0], s[1])]
         if not missing:
             return
         rows = [r for _, _, shard in missing for r in shard]
@@ -237,19 +189,16 @@ class DraftRun:
         for name, digest, part in missing:
             cache.write(name, digest, target, part, advance)
 
-    def _model(self, data: _Data) -> DraftModel:
-        o, c = self.options, self.checkpoint.config
+    def _model(self, data: _Data, recipe: Recipe) -> DraftModel:
         some = data.train[:: max(1, len(data.train) // SAMPLE)]
         count = len(self.config.target_layer_ids)
         sample = torch.cat([reader().features.float() for reader in some]).unflatten(1, (count, -1))
         scale = sample.pow(2).mean((0, 2)).rsqrt()
-        torch.manual_seed(0)
-        model = DraftModel(self.config, max(data.lengths), scale)
-        start = o.start
-        if start is None:  # the first and the last layers carry most of what a shallow stack needs
-            start = (0, *range(c.num_layers - o.layers + 1, c.num_layers))
-        if start:
-            start_from_target(model, self.checkpoint.tensors, start, sample[:, -1])
+        torch.manual_seed(recipe.seed)
+        widest = max(*self.options.widths, recipe.widths[1])
+        model = DraftModel(self.config, data.longest + widest, scale)
+        if self._start:
+            start_from_target(model, self.checkpoint.tensors, self._start, sample[:, -1])
         return model
 
 
@@ -257,47 +206,3 @@ def _dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the processor multiplies it fast."""
     fast = device.type == "cuda" or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
     return torch.bfloat16 if fast else torch.float32
-
-
-class _Stop:
-    """Takes SIGINT and SIGTERM as a wish to stop at the end of a step, which could not be repeated in part."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Stop:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: object) -> None:
-        self.asked = True
-
-
-class _Window:
-    """Sums over the steps since the last log line."""
-
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
-        self._clear()
-
-    def _clear(self) -> None:
-        self.steps, self._loss, self._rate = 0, 0.0, 0.0
-        self._right, self._seen = torch.zeros(self._columns), torch.zeros(self._columns)
-
-    def add(self, step: dict[str, Any]) -> None:
-        self.steps, self._loss, self._rate = self.steps + 1, self._loss + step["loss"], step["rate"]
-        self._right.index_add_(0, step["column"], step["right"].float())
-        self._seen.index_add_(0, step["column"], torch.ones(len(step["column"])))
-
-    def take(self) -> dict[str, Any]:
-        """Mean loss, share of right guesses by column, rate."""
-        share = [r / s for r, s in zip(self._right.tolist(), self._seen.tolist(), strict=True) if s > 0]
-        line = {"loss": self._loss / self.steps, "accuracy": share, "lr": self._rate}
-        self._clear()
-        return line

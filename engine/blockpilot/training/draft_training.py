@@ -7,6 +7,7 @@ continued to any length.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from blockpilot.errors import TrainingDivergedError
 from blockpilot.policies.atomic import replacing
 from blockpilot.training.draft_batches import Order, Reader, make_blocks, random_anchors
 from blockpilot.training.draft_loss import ABSENT, Labels, Vocabulary, draft_loss, position_weights
@@ -36,6 +38,9 @@ class Recipe:
         rate: peak learning rate; warm_up: blocks; decay: last share of the run over which the rate falls to 0.
         vocabulary: ids of a step's softmax. distil: weight of the target's probabilities.
         seed: of order, anchors, widths and sampled ids.
+
+    Raises:
+        ValueError: a number out of range.
     """
 
     blocks: int
@@ -51,6 +56,18 @@ class Recipe:
     distil: float = 0.5
     clip: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "batch", "anchors"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("gamma", "rate", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if not 2 <= self.widths[0] <= self.widths[1]:
+            raise ValueError(f"widths: expected 2 <= low <= high, got {self.widths}")
+        if not 0 <= self.distil <= 1:
+            raise ValueError(f"distil: expected a share between 0 and 1, got {self.distil}")
 
     def rate_at(self, done: int) -> float:
         """Learning rate after `done` blocks."""
@@ -100,7 +117,11 @@ class DraftTrainer:
         return self.blocks >= self.recipe.blocks
 
     def step(self) -> dict[str, Any]:
-        """One update; returns loss, share of right guesses by column, rate."""
+        """One update; returns loss, column and rightness of every guess, rate.
+
+        Raises:
+            TrainingDivergedError: the loss or its gradient is not finite; the weights are left as they were.
+        """
         begun, r = time.process_time(), self.recipe
         for group in self.optimiser.param_groups:
             group["lr"] = r.rate_at(self.blocks)
@@ -108,7 +129,12 @@ class DraftTrainer:
         width = low + int(torch.randint(high - low + 1, (), generator=self.generator))
         loss, right, labels = self._loss(width)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), r.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), r.clip)
+        if not (loss.isfinite() and norm.isfinite()):
+            raise TrainingDivergedError(
+                f"training diverged at step {self.steps}: the loss is {float(loss.detach())} and its gradient's "
+                f"size {float(norm)}; lower the learning rate"
+            )
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.steps += 1
@@ -172,7 +198,7 @@ class DraftTrainer:
             )
 
     def load(self, path: Path) -> None:
-        """Go on from a `save` of the same recipe, except for `blocks` and `decay`.
+        """Go on from a `save` of the same recipe, except for `blocks`, `decay` and `rate`.
 
         Raises:
             ValueError: a file of another recipe or another drafter.
@@ -198,7 +224,7 @@ class DraftTrainer:
                 if not metadata["place"]["steps"]:
                     continue
                 moments = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
-                steps = torch.tensor(float(metadata["place"]["steps"]))
+                steps = torch.tensor(float(metadata["place"]["steps"]), device=parameter.device)
                 self.optimiser.state[parameter] = {"step": steps, **moments}
         self.generator.set_state(tensors["generator"])
         self.model.scale.copy_(tensors["scale"])

@@ -25,15 +25,25 @@ def right_guesses(
     """[anchors, width − 1] bool: which columns of a block at every anchor guess the answer's id.
 
     Args:
-        embedding: [V, H]. head: [C, H] of the ids [C] that may be guessed.
+        embedding, head: [V, H]. ids: [C] sorted, every label among them: what is looked at first. Other ids are
+            looked at only where these guess right, so that the answer is that of the whole vocabulary.
     """
     answer = reader()
     weights = torch.ones(width - 1)
     mask = model.config.mask_token_id
     blocks, labels = make_blocks([answer], [all_anchors(answer)], width, mask, weights)
     hidden = model(blocks.to(embedding.device), embedding)[:, :, 1:].flatten(0, 2)
-    best = torch.cat([F.linear(h.to(head.dtype), head).argmax(-1).cpu() for h in hidden.split(ROWS)])
-    return ids[best].eq(labels.ids).view(-1, width - 1)
+    rows, known = head[ids.to(head.device)], labels.ids.to(head.device)
+    right = ids.to(head.device)[_best(hidden, rows)].eq(known)
+    candidates = right.nonzero()[:, 0]
+    right[candidates] = _best(hidden[candidates], head).eq(known[candidates])
+    return right.cpu().view(-1, width - 1)
+
+
+def _best(hidden: Tensor, head: Tensor) -> Tensor:
+    """[M, H], [C, H] → the row of the highest logit [M]."""
+    parts = [F.linear(h.to(head.dtype), head).argmax(-1) for h in hidden.split(ROWS)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=head.device)
 
 
 def count_steps(right: Tensor) -> tuple[int, int]:
@@ -56,15 +66,17 @@ def validate(
 ) -> tuple[dict[int, float], list[float]]:
     """Mean τ over answers by width, and the share of right guesses by column at the widest.
 
-    Guesses run over `ids`, those that training saw: others are hardly ever right and cost as much.
+    Args:
+        ids: those that training saw; guesses beyond them are seldom right, which saves looking (`right_guesses`).
     """
-    rows = head[ids.to(head.device)]
+    labels = [torch.tensor(a.ids[a.start :]) for a in (reader() for reader in readers)]
+    ids = torch.cat([ids, *labels]).unique()
     taus: dict[int, float] = {}
     accuracy: list[float] = []
     for width in sorted(widths):
         each, right, offered = [], torch.zeros(width - 1), torch.zeros(width - 1)
         for reader in readers:
-            guesses = right_guesses(model, reader, embedding, rows, ids, width)
+            guesses = right_guesses(model, reader, embedding, head, ids, width)
             if len(guesses) == 0:
                 continue
             committed, steps = count_steps(guesses)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from blockpilot.errors import TrainingDivergedError
 from blockpilot.policies.predictor import DEFAULT_HIDDEN, INPUT_KINDS, Architecture, WidthNetwork
 from blockpilot.training.dataset import Examples
 from blockpilot.training.losses import LOSSES, loss_of
@@ -134,7 +135,9 @@ def fit_network(train: Examples, target: Tensor, architecture: Architecture, set
             if epoch - chosen.epoch >= settings.patience:
                 break
     if chosen.epoch == 0:
-        raise ArithmeticError("training diverged: no validation loss was a number; lower the learning rate")
+        raise TrainingDivergedError(
+            "training diverged: no validation loss was a number; lower the learning rate"
+        )
     return chosen
 
 

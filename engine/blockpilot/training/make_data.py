@@ -91,6 +91,7 @@ def make_data(
             f"llm: expected max_length >= {positions} (prompt_tokens {options.prompt_tokens} + max_new_tokens "
             f"{options.max_new_tokens}), got {llm.max_length}"
         )
+    _check_features(options.features or (), llm)
     source = PromptSource(options, count)
     maker = _Maker(llm, options, source.validation)
     cache = feature_cache(Path(folder), llm.target.fingerprint, options.features or ())
@@ -104,6 +105,13 @@ def make_data(
                 if options.features:
                     cache.save(store.shards[-1]["file"], store.shards[-1]["sha256"], maker.heard)
         return _summary(store, before)
+
+
+def _check_features(layers: Sequence[int], llm: LLM) -> None:
+    if layers and not 0 <= min(layers) <= max(layers) < llm.target.config.num_layers:
+        raise ValueError(
+            f"features: expected target layers of 0 to {llm.target.config.num_layers - 1}, got {list(layers)}"
+        )
 
 
 class _Maker:
