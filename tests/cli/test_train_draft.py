@@ -95,6 +95,7 @@ def test_what_does_not_fit_is_refused(cli_json, refused, data, tmp_path):
     run(cli_json, data, tmp_path / "run", "--blocks", "6", "--validation", "1")
     assert "other options (layers, block_size);" in refused(*call, "-o", tmp_path / "run")
     assert "low,high" in refused(*call, "-o", tmp_path / "x", "--train-widths", "5,3")
+    assert "--minutes" in refused(*call, "-o", tmp_path / "x", "--minutes", "nan")
     assert "layer numbers" in refused(*call, "-o", tmp_path / "x", "--start", "first")
     assert "another target's" in refused("train-draft", data[1], "-o", tmp_path / "x")
     kept = (tmp_path / "run/settings.json").read_bytes()

@@ -133,6 +133,7 @@ def test_the_rate_rises_stays_and_falls():
     [
         ("blocks", 0), ("batch", 0), ("anchors", 0), ("gamma", 0.0), ("gamma", float("nan")), ("rate", -1.0),
         ("rate", float("inf")), ("widths", (1, 4)), ("widths", (5, 4)), ("distil", 1.5),
+        ("seed", -1), ("seed", 1 << 32),
     ],
 )  # fmt: skip
 def test_a_recipe_out_of_range_is_refused(name, value):
@@ -149,3 +150,14 @@ def test_a_diverged_step_leaves_the_weights(target):
         run.step()
     assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True))
     assert run.steps == 1
+
+
+def test_a_damaged_state_is_named(target, tmp_path):
+    path = tmp_path / "state.safetensors"
+    run = trainer(target)
+    run.save(path)
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-7]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"state\.safetensors: expected the state of a run"):
+            run.load(path)

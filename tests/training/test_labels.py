@@ -13,7 +13,17 @@ from blockpilot.training.dataset import load_examples
 from blockpilot.training.label_rows import halves
 from blockpilot.training.label_store import decode_input, encode_input, read_labels
 from blockpilot.training.labels import ExactnessError, label_prompts
-from tests.training.fakes import HIDDEN, VOCAB, FakeDrafter, FakeLLM, embedding, logits_of, prompts
+from tests.training.fakes import (
+    HIDDEN,
+    VOCAB,
+    FakeDrafter,
+    FakeLLM,
+    embedding,
+    logits_of,
+    planted,
+    prompts,
+    write_labels,
+)
 
 WINDOW = (1, 2, 4)
 
@@ -345,3 +355,13 @@ def test_plain_needs_no_label(path):
     plain = load_examples([path]).examples.with_plain()
     assert torch.equal(plain.tau, examples.tau) and torch.equal(plain.halves, examples.halves)
     assert plain.window == (1, 2, 4) and plain.with_plain() is plain
+
+
+def test_figures_that_are_no_numbers_are_refused(tmp_path):
+    path = write_labels(tmp_path / "labels.jsonl", *planted(3))
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[2])
+    lines[2] = json.dumps({**row, "tau": [float("nan"), *row["tau"][1:]]})
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"line 3.*NaN, which is no JSON number"):
+        read_labels(path)

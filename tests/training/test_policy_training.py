@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -380,3 +381,30 @@ def test_a_call_is_timed_when_asked_and_not_kept_in_the_file(labels, tmp_path):
             time_calls=table[:, 1:],
         )
     assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_a_prompt_in_both_parts_is_not_held_out(tmp_path):
+    """The same text under two ids is one prompt: its label would be known."""
+    from blockpilot.training.dataset import load_examples
+    from blockpilot.training.policy_training import part
+
+    whole = load_examples([write_labels(tmp_path / "labels.jsonl", *planted(40))]).examples
+    twice = replace(whole, hashes=tuple(str(min(i, 30)) for i in range(40)))
+    train_part, held_out = part(twice, 0.25, 0)
+    assert len(train_part) == 30 and 0 < len(held_out) < 10
+    assert not set(train_part.hashes) & set(held_out.hashes)
+    with pytest.raises(ValueError, match="every prompt that is to be held out"):
+        part(replace(whole, hashes=("same",) * 40), 0.25, 0)
+
+
+def test_left_out_prompts_are_counted(tmp_path, monkeypatch):
+    text_hash = "same"
+    path = write_labels(tmp_path / "labels.jsonl", *planted(60))
+    lines = path.read_text().splitlines()
+    rows = [json.loads(line) for line in lines[1:]]
+    for row in rows[:20]:
+        row["prompt_hash"] = text_hash
+    path.write_text("\n".join([lines[0], *(json.dumps(r) for r in rows)]) + "\n")
+    report = train(path, tmp_path / "p.safetensors", epochs=1)
+    (found,) = [w for w in report.warnings if "also in the training part" in w]
+    assert report.train + report.held_out + int(found.split()[0]) == 60 and report.held_out < 15

@@ -91,6 +91,8 @@ def run(
 ) -> None:
     """Train a DFlash drafter on the target's own answers. Stop and run again to go on."""
     check_device(device)
+    if minutes is not None and not minutes >= 0:
+        raise ValueError(f"--minutes: expected 0 or more, got {minutes}")
     options = {
         "answers": answers,
         "target": target,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -66,6 +67,8 @@ class Recipe:
                 raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if not 2 <= self.widths[0] <= self.widths[1]:
             raise ValueError(f"widths: expected 2 <= low <= high, got {self.widths}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: expected 0 to {2**32 - 1}, got {self.seed}")
         if not 0 <= self.distil <= 1:
             raise ValueError(f"distil: expected a share between 0 and 1, got {self.distil}")
 
@@ -201,12 +204,15 @@ class DraftTrainer:
         """Go on from a `save` of the same recipe, except for `blocks`, `decay` and `rate`.
 
         Raises:
-            ValueError: a file of another recipe or another drafter.
+            ValueError: a damaged file, or one of another recipe or another drafter.
         """
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            metadata = {k: json.loads(v) for k, v in file.metadata().items()}
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = {k: json.loads(v) for k, v in file.metadata().items()}
+        except (SafetensorError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{path}: expected the state of a run, found {error}; delete the file to begin again"
+            ) from error
         ours = json.loads(json.dumps(asdict(self.recipe)))
         free = ("blocks", "decay", "rate")
         if other := [k for k in ours if k not in free and ours[k] != metadata["recipe"].get(k)]:

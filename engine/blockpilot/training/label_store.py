@@ -137,7 +137,7 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], list[dict[str, Any]
     of_row = _keys(_format(data))
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=_refuse)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: expected a JSON object, found {error}") from error
         keys = {"labels", "settings"} if number == 1 else of_row
@@ -153,6 +153,10 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], list[dict[str, Any]
             f"{path}: expected every id once, found {sorted({i for i in ids if ids.count(i) > 1})[:5]} twice"
         )
     return records[0]["settings"], rows
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant}, which is no JSON number")
 
 
 def shard_folder(path: Path) -> Path:

@@ -201,7 +201,9 @@ def _train_and_judge(
         loss=settings.loss,
         seeds=Seeds.of(seeds, judged),
         saved=_default(judged[0]),
-        warnings=_warnings(held_out, acceptance, data.repeated),
+        warnings=_warnings(
+            held_out, acceptance, len(data.labels.examples) - len(train) - len(held_out), data.repeated
+        ),
     )
     return fits[0], report
 
@@ -236,7 +238,7 @@ def _default(section: Section) -> dict[str, Any]:
     return {"kind": "predictor"} if supported(section) else fixed
 
 
-def _warnings(held_out: Examples, section: Section, repeated: int) -> tuple[str, ...]:
+def _warnings(held_out: Examples, section: Section, left_out: int, repeated: int) -> tuple[str, ...]:
     found = []
     if len(held_out) < FEW_PROMPTS:
         found.append(
@@ -244,6 +246,8 @@ def _warnings(held_out: Examples, section: Section, repeated: int) -> tuple[str,
         )
     if section.split_half is None:
         found.append("no split-half oracle: the labels hold no halves of the answers; label again to have it")
+    if left_out:
+        found.append(f"{left_out} held-out prompts are also in the training part and are left out")
     if repeated:
         found.append(f"{repeated} evaluation prompts are also among the labels and are left out")
     return tuple(found)
@@ -293,6 +297,15 @@ def _call_us(predictor: Predictor, labels: LabelSet, table: Tensor | Table | Non
 
 
 def part(examples: Examples, share: float, seed: int, by: str = "random") -> tuple[Examples, Examples]:
-    """(rest, share of the examples), seeded."""
+    """(rest, share of the examples), seeded; what is taken lacks prompts whose text is among the rest.
+
+    Raises:
+        ValueError: nothing is left of either part.
+    """
     rest, taken = split_rows(examples.families, share, seed, by)
+    if examples.hashes:
+        known = {examples.hashes[i] for i in rest}
+        taken = [i for i in taken if examples.hashes[i] not in known]
+        if not taken:
+            raise ValueError("labels: every prompt that is to be held out occurs in the training part too")
     return examples.select(rest), examples.select(taken)
