@@ -165,3 +165,17 @@ def test_without_matplotlib_all_but_the_picture_is_there(cli, data, tmp_path, mo
     result = cli(*call, "--json")
     assert result.exit_code == 0 and "matplotlib is not installed" in result.stderr
     assert json.loads(result.stdout)["finished"]
+
+
+def test_two_runs_in_one_folder_do_not_mix(refused, data, tmp_path, monkeypatch):
+    step = DraftTrainer.step
+
+    def beside(self):
+        with (tmp_path / "run/log.jsonl").open("a") as file:
+            file.write("{}\n")
+        return step(self)
+
+    monkeypatch.setattr(DraftTrainer, "step", beside)
+    call = ("train-draft", data[1], "-o", tmp_path / "run", "-t", data[0], *SMALL, "--blocks", "6")
+    assert "another run writes here too" in refused(*call)
+    assert not (tmp_path / "run/state.safetensors").exists()

@@ -187,3 +187,10 @@ def test_bad_splits_are_refused(share, by, message):
     items = [{"id": str(i), "family": "one", "prompt": "x"} for i in range(10)]
     with pytest.raises(ValueError, match=message):
         split(items, share, by=by)
+
+
+def test_half_characters_are_refused_before_any_work(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"id": "a", "family": "f", "prompt": "half \ud83d"}) + "\n")
+    with pytest.raises(ValueError, match="line 1: expected valid Unicode text"):
+        read_prompts(path)

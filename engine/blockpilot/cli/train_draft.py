@@ -147,8 +147,9 @@ def _train(
 ) -> dict[str, Any]:
     import torch
 
+    from blockpilot.training.draft_folder import DraftOptions
     from blockpilot.training.draft_plot import plot_curve
-    from blockpilot.training.draft_run import DraftOptions, DraftRun
+    from blockpilot.training.draft_run import DraftRun
     from blockpilot.training.draft_training import Recipe
 
     if threads is not None:

@@ -14,6 +14,7 @@ from blockpilot.policies.contract import Pair, check_window
 from blockpilot.policies.predictor import policy_input
 from blockpilot.training.label_rows import usable
 from blockpilot.training.label_store import decode_input, read_labels, read_logits
+from blockpilot.training.prompts import split_rows
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,21 @@ def load_examples(
     return LabelSet(
         examples, Pair(**settings["pair"]), settings["block_size"], settings, len(rows) - len(kept)
     )
+
+
+def part(examples: Examples, share: float, seed: int, by: str = "random") -> tuple[Examples, Examples]:
+    """(rest, share of the examples), seeded; what is taken lacks prompts whose text is among the rest.
+
+    Raises:
+        ValueError: nothing is left of either part.
+    """
+    rest, taken = split_rows(examples.families, share, seed, by)
+    if examples.hashes:
+        known = {examples.hashes[i] for i in rest}
+        taken = [i for i in taken if examples.hashes[i] not in known]
+        if not taken:
+            raise ValueError("labels: every prompt that is to be held out occurs in the training part too")
+    return examples.select(rest), examples.select(taken)
 
 
 def _read_all(files: Sequence[Path]) -> tuple[dict[str, Any], list[tuple[Path, dict[str, Any]]]]:

@@ -65,9 +65,9 @@ class DraftRun:
         run, digests = RunFolder(folder), [digest for _, digest, _ in shards]
         self.config = self._config(rows, run.found.get("mask_token_id"))
         run.check(options, self.checkpoint.fingerprint, digests)
-        settings = (options, recipe, self.checkpoint.fingerprint, digests, self.config.mask_token_id)
+        mark, mask = self.checkpoint.fingerprint, self.config.mask_token_id
         if not run.found:
-            run.write(*settings)
+            run.write(options, recipe, mark, digests, mask)
         data = self._data(shards, bar)
         tensors, device = self.checkpoint.tensors, resolve_device(options.device)
         embedding = tensors[EMBEDDING].float().to(device)
@@ -76,9 +76,10 @@ class DraftRun:
         model = self._model(data, recipe).to(device)
         self.trainer = DraftTrainer(model, recipe, *parts, _dtype(device))
         self._validation = data.validation
+        self._logged = 0
         if self._state.exists():
             self.trainer.load(self._state)
-        run.write(*settings)
+        run.write(options, recipe, mark, digests, mask)
         self._cut_log()
 
     @property
@@ -129,8 +130,11 @@ class DraftRun:
         save_dflash(self.folder / "drafter", self.config.source, tensors)
 
     def _log(self, line: dict[str, Any]) -> None:
+        if self.log_path.stat().st_size != self._logged:
+            raise ValueError(f"{self.folder}: another run writes here too; let one of them finish alone")
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self._logged = self.log_path.stat().st_size
 
     def _cut_log(self) -> None:
         """Drop lines that were logged after the state was saved, and a torn one."""
@@ -139,6 +143,7 @@ class DraftRun:
         kept = [x for x in lines if json.loads(x)["step"] <= self.trainer.steps]
         with replacing(self.log_path) as temporary:
             temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
+        self._logged = self.log_path.stat().st_size
 
     def _config(self, rows: Sequence[Any], found: int | None) -> DFlashConfig:
         """The drafter's; `found`: the mask id that the run has already."""

@@ -16,12 +16,11 @@ from blockpilot.policies.contract import Fixed, Pair, Table
 from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, save_policy
 from blockpilot.policies.predictor import Predictor
 from blockpilot.training.costs import Cost, read_cost
-from blockpilot.training.dataset import Examples, LabelSet, best, load_examples, worth
+from blockpilot.training.dataset import Examples, LabelSet, best, load_examples, part, worth
 from blockpilot.training.evaluation import Picked, compare, conclude, supported, tau_by_width
 from blockpilot.training.fitting import Fit, TrainSettings, fit_network, torch_threads
 from blockpilot.training.held_out import FEW_PROMPTS, Bootstrap, HeldOutReport, Section, Seeds
 from blockpilot.training.losses import targets
-from blockpilot.training.prompts import split_rows
 from blockpilot.training.randomness import Draw
 
 __all__ = ["Fit", "TrainSettings", "TrainingData", "load_data", "part", "predictor_file", "train_policy"]
@@ -294,18 +293,3 @@ def _call_us(predictor: Predictor, labels: LabelSet, table: Tensor | Table | Non
         timed.choose(logits)
         seconds.append(perf_counter() - start)
     return median(seconds[2:]) * 1e6
-
-
-def part(examples: Examples, share: float, seed: int, by: str = "random") -> tuple[Examples, Examples]:
-    """(rest, share of the examples), seeded; what is taken lacks prompts whose text is among the rest.
-
-    Raises:
-        ValueError: nothing is left of either part.
-    """
-    rest, taken = split_rows(examples.families, share, seed, by)
-    if examples.hashes:
-        known = {examples.hashes[i] for i in rest}
-        taken = [i for i in taken if examples.hashes[i] not in known]
-        if not taken:
-            raise ValueError("labels: every prompt that is to be held out occurs in the training part too")
-    return examples.select(rest), examples.select(taken)

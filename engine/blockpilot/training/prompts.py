@@ -116,6 +116,10 @@ def read_prompts(path: str | Path) -> list[dict[str, str]]:
             )
         if record["id"] in seen:
             raise ValueError(f"{path}, line {number}: expected a fresh id, got {record['id']!r} again")
+        if any(0xD800 <= ord(c) <= 0xDFFF for c in record["prompt"]):
+            raise ValueError(
+                f"{path}, line {number}: expected valid Unicode text, got {record['prompt'][:60]!r}"
+            )
         seen.add(record["id"])
         prompts.append({k: record[k] for k in ("id", "family", "prompt")} | named)
     if not prompts:
