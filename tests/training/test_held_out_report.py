@@ -129,9 +129,10 @@ def test_seeds_report_mean_and_spread():
 
 @pytest.mark.parametrize(("low", "wanted"), [(0.1, True), (0.0, False), (-0.1, False)])
 def test_only_an_interval_above_zero_supports_the_predictor(low, wanted):
-    s = section()
+    s = replace(section(), picks={2: 4, 4: 6, 8: 0})
     s = replace(s, gains={**s.gains, "predictor - best_fixed": Interval(0.2, low, 0.3)})
     assert supported(s) is wanted
+    assert not supported(replace(s, picks={2: 4, 4: 5, 8: 0}))
 
 
 def test_the_headline_names_the_default_policy():

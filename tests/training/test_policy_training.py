@@ -408,3 +408,15 @@ def test_left_out_prompts_are_counted(tmp_path, monkeypatch):
     report = train(path, tmp_path / "p.safetensors", epochs=1)
     (found,) = [w for w in report.warnings if "also in the training part" in w]
     assert report.train + report.held_out + int(found.split()[0]) == 60 and report.held_out < 15
+
+
+def test_a_few_prompts_support_no_predictor(labels, tmp_path):
+    """One prompt's interval has no width."""
+    report = train(labels, tmp_path / "p.safetensors", held_out=0.02, seed=1)
+    assert report.held_out == 8 and report.acceptance.gains["predictor - best_fixed"].low > 0
+    assert report.fixed_width is not None and "too few held-out prompts (8)" in report.headline
+
+
+def test_a_folder_is_no_policy_file(labels, tmp_path):
+    with pytest.raises(ValueError, match="expected a policy file to write, got the folder"):
+        train(labels, tmp_path)

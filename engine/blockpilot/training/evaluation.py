@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from blockpilot.training.dataset import Examples, best, worth
-from blockpilot.training.held_out import Bootstrap, Group, HeldOutReport, Interval, Section, SplitHalf
+from blockpilot.training.held_out import (
+    LEAST_PROMPTS,
+    Bootstrap,
+    Group,
+    HeldOutReport,
+    Interval,
+    Section,
+    SplitHalf,
+)
 
 __all__ = [
     "Bootstrap",
@@ -180,14 +188,20 @@ def conclude(section: Section) -> str:
     against = f"the best fixed width ({section.best_fixed_width})"
     if supported(section):
         return f"The predictor beats {against}: {figures}, above zero."
+    if gain.low > 0:
+        count = sum(section.picks.values())
+        return (
+            f"The predictor is ahead of {against}: {figures}, on too few held-out prompts ({count}) to tell."
+        )
     if gain.high < 0:
         return f"The predictor is worse than {against}: {figures}, below zero."
     return f"The predictor does not beat {against}: {figures}, not above zero."
 
 
 def supported(section: Section) -> bool:
-    """Whether the predictor's interval over the best fixed width is above zero."""
-    return section.gains["predictor - best_fixed"].low > 0
+    """Whether the predictor's interval over the best fixed width is above zero, on prompts enough to tell."""
+    enough = sum(section.picks.values()) >= LEAST_PROMPTS
+    return enough and section.gains["predictor - best_fixed"].low > 0
 
 
 def _take(values: Tensor, columns: Tensor) -> Tensor:

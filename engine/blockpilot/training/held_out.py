@@ -11,6 +11,7 @@ from torch import Tensor
 
 PERCENT = 95
 FEW_PROMPTS = 50
+LEAST_PROMPTS = 10  # below these an interval supports nothing
 
 
 @dataclass(frozen=True)

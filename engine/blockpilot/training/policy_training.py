@@ -85,6 +85,8 @@ def train_policy(
         ValueError: bad settings or files, too few prompts, a missing cost, another pair.
     """
     settings = (settings or TrainSettings()).resolved()
+    if Path(output).is_dir():
+        raise ValueError(f"output: expected a policy file to write, got the folder {output}")
     data = load_data(labels, str(settings.input_kind), objective, cost, window, pair, evaluation)
     with torch_threads(settings.threads):
         fit, report = _train_and_judge(data, settings, progress)
