@@ -111,6 +111,14 @@ def policy_report() -> dict[str, Any]:
         "block_size_label": 0.25,
         "regret": 0.125,
     }
+    group = {k: section[k] for k in ("strategies", "gains", "picks", "regret")} | {"prompts": 5}
+    halves = {"best_fixed": interval(1.5), "predictor": interval(1.5), "split_half_oracle": interval(1.4375)}
+    section |= {
+        "by_family": {"letter": group},
+        "by_dataset": {},
+        "evaluation": {"gsm8k": group},
+        "split_half": {"prompts": 6, "strategies": halves, "gains": {}},
+    }
     return {
         "objective": "throughput",
         "window": [2, 4],
@@ -122,6 +130,18 @@ def policy_report() -> dict[str, Any]:
         "throughput": {**section, "measure": "tokens_per_second"},
         "tau_by_width": {"2": interval(1.25), "4": interval(1.5)},
         "conclusion": "The predictor is 1 < 2 & so on.",
+        "loss": "cross_entropy",
+        "seeds": {
+            "seeds": [0, 1],
+            "predictor": [1.5, 1.625],
+            "gain": [0.0, 0.125],
+            "accuracy": [0.5, 0.25],
+            "mean": 0.0625,
+            "spread": 0.0883883,
+        },
+        "saved": {"kind": "fixed", "width": 4},
+        "warnings": ["Few prompts."],
+        "predictor_us": 12.5,
     }
 
 

@@ -191,6 +191,25 @@ def test_a_policy_report_is_read_whole(files):
     assert read_inputs(policy_report=files["policy_report"]).policy.to_dict() == policy_report()
 
 
+def test_groups_and_halves_of_a_policy_report_are_shown(whole):
+    rows = rows_of(whole, "policy")
+    assert ["letter", "5", "1.5", "1.625", "1.75"] in rows and ["gsm8k", "5", "1.5", "1.625", "1.75"] in rows
+    assert ["split half oracle", "1.438", "1.188 to 1.562"] in rows
+    text = whole.html.read_text()
+    assert "The default policy is the fixed width 4." in text and "Few prompts." in text
+
+
+def test_a_policy_report_of_before_groups_is_read(tmp_path):
+    report = policy_report()
+    for key in ("loss", "seeds", "saved", "warnings", "predictor_us"):
+        del report[key]
+    for part in ("acceptance", "throughput"):
+        for key in ("by_family", "by_dataset", "evaluation", "split_half"):
+            report[part].pop(key, None)
+    policy = read_inputs(policy_report=write_policy(tmp_path / "old.json", report)).policy
+    assert policy.seeds is None and policy.acceptance.by_family == {} and policy.throughput.split_half is None
+
+
 def broken(report, *path, value=None):
     """`report` with one place replaced."""
     place = report

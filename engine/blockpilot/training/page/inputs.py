@@ -10,7 +10,7 @@ from typing import Any
 from blockpilot.policies.contract import Pair
 from blockpilot.training.acceptance import AcceptanceTable, label_table
 from blockpilot.training.calibration import Calibration
-from blockpilot.training.evaluation import HeldOutReport, Interval, Section
+from blockpilot.training.held_out import Group, HeldOutReport, Interval, Section, Seeds, SplitHalf
 from blockpilot.training.label_rows import usable
 from blockpilot.training.label_store import read_labels
 from blockpilot.training.page.checks import check_number, read_object
@@ -106,6 +106,8 @@ def read_policy_report(path: str | Path) -> HeldOutReport:
             "acceptance": _section(found["acceptance"]),
             "throughput": None if throughput is None else _section(throughput),
             "tau_by_width": {int(w): _interval(v) for w, v in found["tau_by_width"].items()},
+            "seeds": None if found.get("seeds") is None else Seeds(**found["seeds"]),
+            "warnings": tuple(found.get("warnings", ())),
         })  # fmt: skip
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
@@ -114,14 +116,26 @@ def read_policy_report(path: str | Path) -> HeldOutReport:
 
 
 def _section(found: dict[str, Any]) -> Section:
-    intervals = {k: {n: _interval(v) for n, v in found[k].items()} for k in ("strategies", "gains")}
-    counts = {k: {int(w): int(n) for w, n in found[k].items()} for k in ("picks", "best_widths")}
-    section = Section(**{**found, **intervals, **counts})
+    counts = {"best_widths": {int(w): int(n) for w, n in found["best_widths"].items()}}
+    groups = {
+        k: {name: Group(**_group(g)) for name, g in found.get(k, {}).items()}
+        for k in ("by_family", "by_dataset", "evaluation")
+    }
+    halves = found.get("split_half")
+    split = None if halves is None else SplitHalf(**_group(halves))
+    section = Section(**{**_group(found), **counts, **groups, "split_half": split})
     for name in ("accuracy", "control_accuracy", "regret"):
         check_number(name, getattr(section, name))
     if "predictor" not in section.strategies or section.picks.keys() != section.best_widths.keys():
         raise ValueError("expected a predictor, and picks and best widths of the same widths")
     return section
+
+
+def _group(found: dict[str, Any]) -> dict[str, Any]:
+    """The same with its intervals and picks read."""
+    read = {k: {n: _interval(v) for n, v in found[k].items()} for k in ("strategies", "gains")}
+    picks = {"picks": {int(w): int(n) for w, n in found["picks"].items()}} if "picks" in found else {}
+    return {**found, **read, **picks}
 
 
 def _interval(found: dict[str, Any]) -> Interval:

@@ -110,7 +110,7 @@ def policy_part(report: HeldOutReport) -> Part:
         if section is None:
             continue
         unit = "τ, tokens per step" if section.measure == "tau" else section.measure.replace("_", " ")
-        tables += [_strategies(section, unit), _picks(section)]
+        tables += [_strategies(section, unit), _picks(section), *_groups(section, unit)]
         values = {k: (v.mean, v.low, v.high) for k, v in section.strategies.items()}
         picture = drawing.strategies(values, f"{unit}, mean and 95 % interval over held-out prompts")
         pictures.append(
@@ -120,7 +120,8 @@ def policy_part(report: HeldOutReport) -> Part:
         "policy",
         "Policy on held-out prompts",
         [
-            report.conclusion,
+            report.headline if report.saved else report.conclusion,
+            *report.warnings,
             f"{report.held_out} held-out prompts ({report.split} split), {report.train} for training; trained for "
             f"{report.objective}; widths {', '.join(map(str, report.window))}, drafter block {report.block_size}. "
             "Intervals are 95 % bootstrap intervals over prompts, those of differences paired.",
@@ -154,6 +155,36 @@ def _strategies(section: Section, unit: str) -> Table:
         ["strategy", "mean", "95 % interval", "predictor minus it", "95 % interval"],
         rows,
     )  # fmt: skip
+
+
+def _groups(section: Section, unit: str) -> list[Table]:
+    """By family, by set, and the check of the oracle on steps that chose nothing."""
+    names = ("best_fixed", "predictor", "oracle")
+    kinds = {
+        "family": section.by_family,
+        "set, held out": section.by_dataset,
+        "evaluation set": section.evaluation,
+    }
+    tables = [
+        Table(
+            f"{unit}, by {kind}",
+            [kind, "prompts", *(n.replace("_", " ") for n in names)],
+            [
+                [name, str(g.prompts), *(f"{g.strategies[n].mean:.4g}" for n in names)]
+                for name, g in found.items()
+            ],
+        )
+        for kind, found in kinds.items()
+        if found
+    ]
+    if section.split_half is not None:
+        rows = [
+            [n.replace("_", " "), f"{v.mean:.4g}", _range(v)]
+            for n, v in section.split_half.strategies.items()
+        ]
+        title = f"{unit} on second halves of answers; the split-half oracle chose on the first"
+        tables.append(Table(title, ["strategy", "mean", "95 % interval"], rows))
+    return tables
 
 
 def _range(value: Interval | None, form: str = ".4g") -> str:
