@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-DRAFTER = FOLDER / "smollm2-135m-dflash-b8"
-POLICY = FOLDER / "smollm2-135m-dflash-b8-policy.safetensors"
-PREDICTOR = FOLDER / "smollm2-135m-dflash-b8-policy.predictor.safetensors"
+DRAFTER = FOLDER / "smollm2-135m-dflash-b6"
+POLICY = FOLDER / "smollm2-135m-dflash-b6-policy.safetensors"
+PREDICTOR = FOLDER / "smollm2-135m-dflash-b6-policy.predictor.safetensors"
 PROMPTS = FOLDER / "demo_prompts.jsonl"
 
 

@@ -119,12 +119,11 @@ class DraftModel(nn.Module):
     sin: Tensor
     scale: Tensor
 
-    def __init__(self, config: DFlashConfig, length: int, scale: Tensor, newest: bool = False) -> None:
+    def __init__(self, config: DFlashConfig, length: int, scale: Tensor) -> None:
         super().__init__()
         self.config, m = config, config.model
         self.layers = nn.ModuleList([DraftLayer(m) for _ in range(m.num_layers)])
         self.fc = nn.Linear(config.feature_size, m.hidden_size, bias=False)
-        self.newest = nn.Linear(m.hidden_size, m.hidden_size, bias=False) if newest else None
         self.hidden_norm = nn.Parameter(torch.ones(m.hidden_size))
         self.norm = nn.Parameter(torch.ones(m.hidden_size))
         for p in self.parameters():
@@ -143,11 +142,7 @@ class DraftModel(nn.Module):
         hidden = torch.arange(length, device=position.device) >= blocks.anchor[..., None]  # [S, N, T]
         mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, HIDDEN)
         context = self._context(blocks.features)
-        x = embedding[blocks.tokens].float()
-        if self.newest is not None:
-            at = (blocks.anchor - 1).clamp_min(0)[..., None].expand(-1, -1, context.shape[-1])
-            x = x + self.newest(context.gather(1, at))[:, :, None]
-        x = x.view(s, n * b, -1)
+        x = embedding[blocks.tokens].float().view(s, n * b, -1)
         for layer in self.layers:
             x = self._layer(layer, x, context, mask, position, b)
         return self._rms(x, self.norm).view(s, n, b, -1)
