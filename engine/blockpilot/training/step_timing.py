@@ -178,14 +178,15 @@ def _rounds(
 ) -> dict[int, list[dict[str, float]]]:
     """Seconds by phase of every measured step, by width.
 
-    A round takes every width once in a random order: drift of the machine, and what the step before left in
-    the caches, hits all widths alike.
+    A round takes every width once in a random order, so that drift of the machine hits all alike. A request keeps its
+    width, so the step that is timed follows one of the same width: what that one leaves in the caches is part of it.
     """
     order, draw = list(grid.widths), random.Random(SEED)
     samples: dict[int, list[dict[str, float]]] = {width: [] for width in order}
     for i in range(WARMUP + grid.repeats):
         draw.shuffle(order)
         for width in order:
+            _timed_step(scheduler, handles, width)
             sample = _timed_step(scheduler, handles, width)
             if i >= WARMUP:
                 samples[width].append(sample)
