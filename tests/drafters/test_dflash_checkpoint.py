@@ -162,7 +162,7 @@ def test_an_unknown_source_is_refused(tmp_path):
 def test_the_bundled_drafter_is_complete():
     loaded = load_dflash(find_dflash("bundled"))
     assert loaded.config.target_layer_ids == (1, 8, 14, 20, 27)
-    assert (loaded.config.block_size, loaded.config.mask_token_id) == (8, 4)
+    assert (loaded.config.block_size, loaded.config.mask_token_id) == (6, 0)
     assert {t.dtype for t in loaded.tensors.values()} == {torch.bfloat16}
     assert all(torch.isfinite(t).all() for t in loaded.tensors.values())
 
