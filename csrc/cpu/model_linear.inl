@@ -54,9 +54,9 @@ struct Tile {
 };
 
 static inline Tile tile_at(const Activations& a, int64_t blocks, int64_t row, int64_t b) {
-  const int64_t at = row / TILE_ROWS * blocks + b, r = row % TILE_ROWS;
-  return {a.values + at * BLOCK * TILE_ROWS + r, a.codes + at * BLOCK * TILE_ROWS + 4 * r,
-          a.scales + at * TILE_ROWS + r, a.sums + at * TILE_ROWS + r};
+  const int64_t at = row / TILE_ROWS * blocks + b;
+  return {a.values + at * BLOCK * TILE_ROWS, a.codes + at * BLOCK * TILE_ROWS, a.scales + at * TILE_ROWS,
+          a.sums + at * TILE_ROWS};
 }
 
 // A block's columns in the order they are summed: nibbles go by the byte that holds two of them.
@@ -98,21 +98,21 @@ static inline void float_block(const uint8_t* const* block, const float* unpacke
       finish_block<F>(block[v / VECTORS], v % VECTORS, dot[m][v], x.sums[m], 1.0f, &sum[m][v]);
 }
 
-// Adds one block for M inputs of S code rows to `sum`, for the vectors [first_v, first_v + N) of a panel.
-// Integers add up alike in any order.
-template <Format F, int M, int S, int N>
-static inline void code_block(const uint8_t* block, const Tile& x, int64_t first_v, vf (*sum)[N]) {
+// Adds one block for M inputs of S code rows and one panel to `sum`. Integers add up alike
+// in any order.
+template <Format F, int M, int S>
+static inline void code_block(const uint8_t* block, const Tile& x, vf (*sum)[VECTORS]) {
   constexpr bool BYTES = F == Format::Q8_0;
   constexpr int64_t AHEAD = 4 * TILE_ROWS;  // bytes of a group
   constexpr int C = M * S;
-  const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32) + 4 * LANES * first_v;
-  vi bytes[C][N] = {};
-  Pairs pairs[C][N] = {};
+  const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32);
+  vi bytes[C][VECTORS] = {};
+  Pairs pairs[C][VECTORS] = {};
 #pragma GCC unroll 1
   for (int64_t g = 0; g < 8 / HALVES<F>; ++g) {
-    vi low[N], high[N];
+    vi low[VECTORS], high[VECTORS];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) {
+    for (int v = 0; v < VECTORS; ++v) {
       const vi both = load_codes(first + 64 * g + 4 * LANES * v);
       low[v] = BYTES ? both : both & 0x0f0f0f0f;
       high[v] = (both >> 4) & 0x0f0f0f0f;
@@ -122,7 +122,7 @@ static inline void code_block(const uint8_t* block, const Tile& x, int64_t first
       int32_t four, later;
       __builtin_memcpy(&four, x.codes + g * AHEAD + 4 * m, sizeof four);
 #pragma GCC unroll 8
-      for (int v = 0; v < N; ++v)
+      for (int v = 0; v < VECTORS; ++v)
         if (BYTES)
           bytes[m][v] = dot_bytes(low[v], four, bytes[m][v]);
         else
@@ -130,35 +130,36 @@ static inline void code_block(const uint8_t* block, const Tile& x, int64_t first
       if (!BYTES) {
         __builtin_memcpy(&later, x.codes + (4 + g) * AHEAD + 4 * m, sizeof later);
 #pragma GCC unroll 8
-        for (int v = 0; v < N; ++v) pairs[m][v] = dot_nibbles(high[v], later, pairs[m][v]);
+        for (int v = 0; v < VECTORS; ++v) pairs[m][v] = dot_nibbles(high[v], later, pairs[m][v]);
       }
+      // Loading the next input's codes early would take the registers of the sums.
       __asm__ volatile("" ::: "memory");
     }
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) {
+    for (int v = 0; v < VECTORS; ++v) {
       vi dot = BYTES ? bytes[S * m][v] : widen(pairs[S * m][v]);
       if (S == 2) dot = (dot << 7) + (BYTES ? bytes[S * m + S - 1][v] : widen(pairs[S * m + S - 1][v]));
-      finish_block<F>(block, first_v + v, to_float(dot), x.sums[S * m], x.scales[S * m], &sum[m][v]);
+      finish_block<F>(block, v, to_float(dot), x.sums[S * m], x.scales[S * m], &sum[m][v]);
     }
 }
 
-// A tile's totals to and from memory, N vectors from `vector` of a unit on.
+// A tile's totals to and from memory; those of P panels lie side by side.
 template <int M, int N>
-static inline void load_totals(const float (*total)[UNIT], int64_t vector, vf (*sum)[N]) {
+static inline void load_totals(const float (*total)[UNIT], int64_t panel, vf (*sum)[N]) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) sum[m][v] = load(total[m] + (vector + v) * LANES);
+    for (int v = 0; v < N; ++v) sum[m][v] = load(total[m] + panel * PANEL + v * LANES);
 }
 template <int M, int N>
-static inline void store_totals(const vf (*sum)[N], int64_t vector, float (*total)[UNIT]) {
+static inline void store_totals(const vf (*sum)[N], int64_t panel, float (*total)[UNIT]) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) store(total[m] + (vector + v) * LANES, sum[m][v]);
+    for (int v = 0; v < N; ++v) store(total[m] + panel * PANEL + v * LANES, sum[m][v]);
 }
 
 template <Format F>

@@ -71,16 +71,16 @@ static inline void float_tile(const uint8_t* data, const Activations& a, int64_t
   constexpr int N = P * VECTORS;
   constexpr bool KEPT = M * N <= 4 || LANES == 16;
   vf sum[M][N];
-  if (KEPT) load_totals<M, N>(total, panel * VECTORS, sum);
+  if (KEPT) load_totals<M, N>(total, panel, sum);
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* const block[2] = {data + b * block_bytes(F), data + (blocks + b) * block_bytes(F)};
     if (is_quantised(F) || M > 1)
       for (int p = 0; p < P; ++p) fetch_ahead<F>(block[p]);
-    if (!KEPT) load_totals<M, N>(total, panel * VECTORS, sum);
+    if (!KEPT) load_totals<M, N>(total, panel, sum);
     float_block<F, M, P, false>(block, nullptr, tile_at(a, blocks, row, b), sum);
-    if (!KEPT) store_totals<M, N>(sum, panel * VECTORS, total);
+    if (!KEPT) store_totals<M, N>(sum, panel, total);
   }
-  if (KEPT) store_totals<M, N>(sum, panel * VECTORS, total);
+  if (KEPT) store_totals<M, N>(sum, panel, total);
 }
 
 // Every block of a panel for one tile of inputs, whose totals stay in registers while they are few.
@@ -89,15 +89,15 @@ static inline void code_tile(const uint8_t* data, const Activations& a, int64_t 
                              float (*total)[UNIT], int64_t panel) {
   constexpr bool KEPT = M * S * VECTORS <= 4;
   vf sum[M][VECTORS];
-  if (KEPT) load_totals<M, VECTORS>(total, panel * VECTORS, sum);
+  if (KEPT) load_totals<M, VECTORS>(total, panel, sum);
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* block = data + b * block_bytes(F);
     fetch_ahead<F>(block);
-    if (!KEPT) load_totals<M, VECTORS>(total, panel * VECTORS, sum);
-    code_block<F, M, S, VECTORS>(block, tile_at(a, blocks, S * row, b), 0, sum);
-    if (!KEPT) store_totals<M, VECTORS>(sum, panel * VECTORS, total);
+    if (!KEPT) load_totals<M, VECTORS>(total, panel, sum);
+    code_block<F, M, S>(block, tile_at(a, blocks, S * row, b), sum);
+    if (!KEPT) store_totals<M, VECTORS>(sum, panel, total);
   }
-  if (KEPT) store_totals<M, VECTORS>(sum, panel * VECTORS, total);
+  if (KEPT) store_totals<M, VECTORS>(sum, panel, total);
 }
 
 // A block that is unpacked once for several tiles of rows.
@@ -105,9 +105,9 @@ template <Format F, int M>
 static inline void shared_block(const uint8_t* block, const float* unpacked, const Tile& x,
                                 float (*total)[UNIT], int64_t panel) {
   vf sum[M][VECTORS];
-  load_totals<M, VECTORS>(total, panel * VECTORS, sum);
+  load_totals<M, VECTORS>(total, panel, sum);
   float_block<F, M, 1, true>(&block, unpacked, x, sum);
-  store_totals<M, VECTORS>(sum, panel * VECTORS, total);
+  store_totals<M, VECTORS>(sum, panel, total);
 }
 
 template <Format F>
@@ -118,16 +118,16 @@ static void float_unit(const uint8_t* data, const Activations& a, int64_t blocks
   float unpacked[BLOCK * PANEL];
   for (int64_t panel = 0; panel < 2; ++panel) {
     const uint8_t* first = data + panel * blocks * width;
-    if (rows <= FLOAT_ROWS || F == Format::F32) {
-      FOR_ROW_TILES(FLOAT_ROWS, (float_tile<F, M, 1>(first, a, blocks, from + row, t.of + row, panel)));
+    if (rows <= TILE_ROWS || F == Format::F32) {
+      FOR_ROW_TILES(TILE_ROWS, (float_tile<F, M, 1>(first, a, blocks, from + row, t.of + row, panel)));
       continue;
     }
     for (int64_t b = 0; b < blocks; ++b) {
       const uint8_t* block = first + b * width;
       fetch_ahead<F>(block);
       unpack<F>(block, unpacked);
-      FOR_ROW_TILES(FLOAT_ROWS, (shared_block<F, M>(block, unpacked, tile_at(a, blocks, from + row, b),
-                                                    t.of + row, panel)));
+      FOR_ROW_TILES(TILE_ROWS, (shared_block<F, M>(block, unpacked, tile_at(a, blocks, from + row, b),
+                                                   t.of + row, panel)));
     }
   }
 }
@@ -137,7 +137,7 @@ static void code_unit(const uint8_t* data, const Activations& a, int64_t blocks,
                       Totals& t) {
   for (int64_t panel = 0; panel < 2; ++panel) {
     const uint8_t* first = data + panel * blocks * block_bytes(F);
-    FOR_ROW_TILES(CODE_ROWS / S, (code_tile<F, M, S>(first, a, blocks, from + row, t.of + row, panel)));
+    FOR_ROW_TILES(TILE_ROWS / S, (code_tile<F, M, S>(first, a, blocks, from + row, t.of + row, panel)));
   }
 }
 #undef FOR_ROW_TILES

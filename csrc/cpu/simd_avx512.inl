@@ -3,7 +3,7 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 constexpr int64_t LANES = 16;
-constexpr int64_t TILE_ROWS = 8, FLOAT_ROWS = 8, CODE_ROWS = 8, TILE_QUERIES = 8;
+constexpr int64_t TILE_ROWS = 8, TILE_QUERIES = 8;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 

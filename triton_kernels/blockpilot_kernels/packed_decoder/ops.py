@@ -90,7 +90,7 @@ def packed_linear(x: Tensor, weights: Tensor, record: Record, rounding: str = "n
     """x [M, K] float32 · Wᵀ + b → [M, N] float32, for a matrix that `Weights.linear` packed.
 
     Args:
-        rounding: of x: "none", "bfloat16", or "int8" (one scale per 32 columns; block formats only).
+        rounding: of x: "none", "bfloat16", or "int8" and "int16" (one scale per 32 columns; block formats only).
     """
     return torch.ops.blockpilot.packed_linear(
         x, weights, torch.tensor(record, device="cpu"), ROUNDINGS[rounding]
