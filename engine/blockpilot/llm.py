@@ -15,7 +15,6 @@ from blockpilot.drafters import Drafter
 from blockpilot.errors import EngineClosedError
 from blockpilot.loading import (
     build_target,
-    progress_bar,
     resolve_checkpoint,
     resolve_device,
     resolve_drafter,
@@ -26,6 +25,7 @@ from blockpilot.loading import (
 from blockpilot.output import Output
 from blockpilot.params import SamplingParams
 from blockpilot.policies import BlockPolicy
+from blockpilot.progress import progress_bar
 from blockpilot.request import Handle
 from blockpilot.scheduler import Scheduler
 from blockpilot.stream import Stream
@@ -135,7 +135,7 @@ class LLM:
         requests = [self._handle(p, s, None) for p, s in zip(prompts, each, strict=True)]
         waiting = list(reversed(requests))
         try:
-            with progress_bar(progress, len(requests)) as advance:
+            with progress_bar("generating", len(requests), show=progress) as advance:
                 while waiting or not all(h.finished for h in requests):
                     self._fill(waiting)
                     self.step()

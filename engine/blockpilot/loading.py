@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -118,18 +116,3 @@ def resolve_policy(
     policy = load_policy(source, target.fingerprint, name, widths)
     policy.bind(target.embedding)
     return policy
-
-
-@contextmanager
-def progress_bar(show: bool, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr; yields a function that takes the number of finished requests."""
-    if not show:
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("generate", total=total)
-        yield lambda done: bar.update(task, completed=done)

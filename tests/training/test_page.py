@@ -287,6 +287,6 @@ def test_no_input_is_refused():
 def test_without_matplotlib_it_is_refused_before_anything_is_written(files, tmp_path, monkeypatch):
     inputs = read_inputs(**files)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match="expected matplotlib"):
+    with pytest.raises(ValueError, match="pictures need matplotlib"):
         build_page(inputs, tmp_path / "r.html")
     assert list(tmp_path.iterdir()) == []

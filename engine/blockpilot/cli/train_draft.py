@@ -148,7 +148,6 @@ def _train(
     import torch
 
     from blockpilot.training.draft_folder import DraftOptions
-    from blockpilot.training.draft_plot import plot_curve
     from blockpilot.training.draft_run import DraftRun
     from blockpilot.training.draft_training import Recipe
 
@@ -158,14 +157,31 @@ def _train(
         run = DraftRun(output, DraftOptions(**options), Recipe(**recipe), bar)
         left = max(0, recipe["blocks"] - run.trainer.blocks)
         line = run.train(bar("training", left), None if minutes is None else 60 * minutes)
-    if not plot_curve(run.log_path, output / "curve.png"):
-        note("no curve.png: matplotlib is not installed")
+    _draw(run.log_path, output / "curve.png")
     report = {key: line[key] for key in ("blocks", "tokens", "cpu_seconds", "epoch", "tau", "accuracy")}
     return report | {
         "drafter": str(output / "drafter"),
         "finished": run.trainer.finished,
         "log": str(run.log_path),
     }
+
+
+def _draw(log: Path, path: Path) -> None:
+    """The report's picture of τ during training."""
+    from blockpilot.policies.atomic import replacing
+    from blockpilot.training.page.drawing import check_matplotlib
+    from blockpilot.training.page.training_log import read_training_log
+    from blockpilot.training.page.training_part import training_part
+
+    try:
+        check_matplotlib()
+    except ValueError as error:
+        note(f"no {path.name}: {error}")
+        return
+    for picture in training_part(read_training_log(log)).pictures:
+        if picture.name == "training-tau":  # not before the first step
+            with replacing(path) as temporary:
+                temporary.write_bytes(picture.png)
 
 
 class _Bars:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from blockpilot.training.draft_data import Answer
 from blockpilot.training.draft_loss import ABSENT, Labels
 from blockpilot.training.draft_model import Blocks
 
+Reader = Callable[[], Answer]  # reads one when it is needed
 POOL = 16  # batches sorted by length together, so that padding stays small
 
 
@@ -28,6 +29,7 @@ class Order:
     size: int
     epoch: int = 0
     at: int = 0
+    _made: tuple[tuple[int, int], list[list[int]]] | None = field(default=None, repr=False, compare=False)
 
     def next(self, lengths: Sequence[int]) -> list[int]:
         """Answers of the next step; `lengths` may have grown, which the next pass takes up."""
@@ -39,18 +41,20 @@ class Order:
         return chosen
 
     def _pass(self, lengths: Sequence[int]) -> list[list[int]]:
-        key = (self.seed, self.epoch, self.size)
-        if getattr(self, "_key", None) != key:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-            order = torch.randperm(self.size, generator=generator).tolist()
-            batches = []
-            for start in range(0, self.size, self.batch * POOL):
-                pool = sorted(order[start : start + self.batch * POOL], key=lambda i: lengths[i])
-                batches += [pool[i : i + self.batch] for i in range(0, len(pool), self.batch)]
-            whole = [b for b in batches if len(b) == self.batch]
-            shuffled = torch.randperm(len(whole), generator=generator).tolist()
-            self._batches, self._key = [whole[i] for i in shuffled], key
-        return self._batches
+        key = (self.epoch, self.size)
+        if self._made is None or self._made[0] != key:
+            self._made = key, self._make(lengths)
+        return self._made[1]
+
+    def _make(self, lengths: Sequence[int]) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(self.size, generator=generator).tolist()
+        batches = []
+        for start in range(0, self.size, self.batch * POOL):
+            pool = sorted(order[start : start + self.batch * POOL], key=lambda i: lengths[i])
+            batches += [pool[i : i + self.batch] for i in range(0, len(pool), self.batch)]
+        whole = [b for b in batches if len(b) == self.batch]
+        return [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
 
 
 def make_blocks(
@@ -103,6 +107,3 @@ def random_anchors(answer: Answer, count: int, generator: torch.Generator) -> Te
 def all_anchors(answer: Answer) -> Tensor:
     """Every position that a step of decoding may start at."""
     return torch.arange(answer.start, len(answer.ids) - 1)
-
-
-Reader = Callable[[], Answer]

@@ -7,9 +7,7 @@ in full, and every labelled prompt is a check of exactness.
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from blockpilot.errors import BlockPilotError
 from blockpilot.output import Output
 from blockpilot.params import SamplingParams
 from blockpilot.policies.contract import BlockPolicy, check_window
+from blockpilot.progress import progress_bar
 from blockpilot.training.label_rows import label_rows, text_hash, usable
 from blockpilot.training.label_store import LabelStore
 from blockpilot.training.recorder import Capture, Recorder
@@ -107,7 +106,8 @@ def label_prompts(
     try:
         with LabelStore(output, _settings(llm, recorder, run)) as store:
             todo = _unfinished(prompts, hashes, store)
-            with _bar(progress, len(todo) * len(run.window)) as advance:
+            with progress_bar("labelling", len(todo) * len(run.window), show=progress) as show:
+                advance = _counter(show)
                 chunks = (todo[start : start + batch] for start in range(0, len(todo), batch))
                 identical = sum(_label(llm, recorder, store, chunk, run, advance) for chunk in chunks)
             rows = [r for r in store.rows if r["id"] in hashes]
@@ -261,26 +261,13 @@ def _check_identical(
     return len(whole)
 
 
-@contextmanager
-def _bar(show: bool, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over prompts × widths on stderr."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+def _counter(show: Callable[[float], None]) -> Callable[[int], None]:
+    """Adds up what is finished and shows the sum."""
+    finished = 0
 
-    columns = (
-        TextColumn("labelling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not show) as bar:
-        task = bar.add_task("labelling", total=total)
-        yield lambda n: bar.advance(task, n)
+    def advance(n: int) -> None:
+        nonlocal finished
+        finished += n
+        show(finished)
+
+    return advance

@@ -7,16 +7,17 @@ options and its number alone: a run that was stopped goes on as if it had not be
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockpilot.output import Output
 from blockpilot.params import SamplingParams
+from blockpilot.progress import progress_bar
 from blockpilot.training.answers import AnswerStore, prompt_key
 from blockpilot.training.draft_data import Heard, Listener, feature_cache
 from blockpilot.training.prompt_sources import DataOptions, Draft, PromptSource, run_settings
@@ -98,10 +99,14 @@ def make_data(
     with AnswerStore(folder, run_settings(llm, options, source)) as store:
         before = sum(shard["prompts"] for shard in store.shards)
         todo = range(len(store.shards), source.shards)
-        with _bar(progress, before, before + sum(map(source.size, todo))) as show:
+        finished, total = before, before + sum(map(source.size, todo))
+        with progress_bar("answering", total, show=progress, done=before) as show:
             for number in todo:
-                rows, dropped = maker.shard(source.shard(number), store.seen, show(source.size(number)))
-                store.append(rows, source.size(number), dropped)
+                size = source.size(number)
+                advance = partial(_show_share, show, finished, size)
+                rows, dropped = maker.shard(source.shard(number), store.seen, advance)
+                store.append(rows, size, dropped)
+                finished += size
                 if options.features:
                     cache.save(store.shards[-1]["file"], store.shards[-1]["sha256"], maker.heard)
         return _summary(store, before)
@@ -282,21 +287,6 @@ def _generate(
     return [h.output for h in handles if h.output is not None]
 
 
-@contextmanager
-def _bar(show: bool, done: int, total: int) -> Iterator[Callable[[int], Advance]]:
-    """A bar over prompts on stderr; yields what makes, for a shard's size, a function of its finished share."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.progress import TimeRemainingColumn as Left
-
-    columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not show) as bar:
-        task = bar.add_task("answering", total=total, completed=done)
-        finished = done
-
-        def start(size: int) -> Advance:
-            nonlocal finished
-            first, finished = finished, finished + size
-            return lambda share: bar.update(task, completed=first + share * size)
-
-        yield start
+def _show_share(show: Callable[[float], None], first: int, size: int, share: float) -> None:
+    """Shows a shard's finished share among the prompts of the run."""
+    show(first + share * size)

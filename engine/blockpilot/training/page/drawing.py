@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -28,10 +29,10 @@ Interval = tuple[float, float, float]  # mean, low, high
 def check_matplotlib() -> None:
     """Refuse to go on without matplotlib."""
     try:
-        import matplotlib.figure  # noqa: F401
+        importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ValueError(
-            "report: expected matplotlib for the pictures, which is not installed; "
+            "pictures need matplotlib, which is not installed; "
             "install blockpilot with its plot extra, or matplotlib alone"
         ) from error
 

@@ -17,10 +17,10 @@ def training_part(log: TrainingLog) -> Part:
     """Curves of τ and loss, the newest validation, and a guess of what more training brings."""
     fits = _fits(log)
     pictures = []
-    if log.validation:
-        pictures.append(
-            Picture("training-tau", "τ on validation prompts during training", _curves(log, fits))
-        )
+    if panels := _panels(log):
+        guesses = {AXES[axis]: _line(fit) for axis, fit in fits.items()}
+        curves = drawing.curves(panels, guesses)
+        pictures.append(Picture("training-tau", "τ on validation prompts during training", curves))
     if len(log.train) > 1:
         losses = [(r["blocks"], r["loss"]) for r in log.train]
         pictures.append(Picture("training-loss", "Training loss", drawing.losses(losses)))
@@ -52,15 +52,15 @@ def _about(log: TrainingLog, fits: dict[str, Extrapolation]) -> str:
     )
 
 
-def _curves(log: TrainingLog, fits: dict[str, Extrapolation]) -> bytes:
+def _panels(log: TrainingLog) -> dict[str, Any]:
+    """By axis and width, the points that logarithmic axes can show."""
     shown = drawing.spread_out(log.widths)
     panels: dict[str, Any] = {}
     for axis, label in AXES.items():
         found = {w: log.curve(w, axis) for w in shown}
         if any(found.values()):
             panels[label] = {w: points for w, points in found.items() if points}
-    guesses = {AXES[axis]: _line(fit) for axis, fit in fits.items()}
-    return drawing.curves(panels, guesses)
+    return panels
 
 
 def _line(fit: Extrapolation) -> list[tuple[float, float]]:
