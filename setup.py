@@ -40,7 +40,8 @@ SOURCES = [
     "csrc/cpu/model_default.cpp",
 ]
 if X86:
-    SOURCES += [f"csrc/cpu/{unit}_{isa}.cpp" for unit in ("rows", "model") for isa in ("avx2", "avx512")]
+    SOURCES += [f"csrc/cpu/rows_{isa}.cpp" for isa in ("avx2", "avx512")]
+    SOURCES += [f"csrc/cpu/model_{isa}.cpp" for isa in ("avx2", "avx512", "vnni", "amx")]
 
 
 class OptionalBuild(BuildExtension):

@@ -6,6 +6,14 @@
 #include <string>
 #include <vector>
 
+#if defined(BLOCKPILOT_X86)
+#include <cpuid.h>
+#endif
+#if defined(BLOCKPILOT_X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace blockpilot {
 namespace {
 
@@ -13,6 +21,22 @@ struct Candidate {
   Isa isa;
   bool supported;
 };
+
+#if defined(BLOCKPILOT_X86)
+// Whether the processor has integer tiles and the system lets this process use them: it must be asked once,
+// and threads started later inherit its answer.
+bool amx_allowed() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;  // CPUID leaf 7, EDX
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE) == 0 || (d & INT8) == 0) return false;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 // Best first.
 const std::vector<Candidate>& candidates() {
@@ -24,6 +48,9 @@ const std::vector<Candidate>& candidates() {
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    list.push_back({{"amx", &rows_avx512, &model_amx}, vnni && amx_allowed()});
+    list.push_back({{"vnni", &rows_avx512, &model_vnni}, vnni});
     list.push_back({{"avx512", &rows_avx512, &model_avx512}, avx512});
     list.push_back({{"avx2", &rows_avx2, &model_avx2}, avx2});
 #endif

@@ -160,7 +160,8 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Inpu
   const int64_t room = (lines + k.tile_rows - 1) / k.tile_rows * k.tile_rows * blocks;
   const Activations a = {memory.take<float>(codes > 0 ? 0 : room * BLOCK),
                          memory.take<int8_t>(codes > 0 ? room * BLOCK : 0),
-                         memory.take<float>(codes > 0 ? room : 0), memory.take<float>(room)};
+                         memory.take<float>(codes > 0 ? room : 0), memory.take<float>(room),
+                         memory.take<int32_t>(codes > 0 ? room : 0)};
   float* normed = memory.take<float>(input.norm ? rows * w.columns : 0);
   parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -1,6 +1,12 @@
 // The decoder's kernels, compiled once per instruction set on top of a simd_*.inl.
 #include "model_rowwise.inl"
 #include "model_linear.inl"
+#include "model_tiles.inl"
+#if defined(MODEL_VNNI)
+#include "model_codes_vnni.inl"
+#else
+#include "model_codes.inl"
+#endif
 #include "model_units.inl"
 #include "model_attention.inl"
 #include "model_table.inl"

@@ -54,12 +54,13 @@ inline int64_t code_rows(Rounding rounding) {
 }
 
 // Rows prepared for products, in tiles of `tile_rows`: values zero padded, or codes; a sum and a scale per
-// block.
+// block, and of codes the sum of the codes themselves.
 struct Activations {
   float* values;
   int8_t* codes;
   float* scales;
   float* sums;
+  int32_t* code_sums;
 };
 
 // What becomes of a unit's outputs, total + bias of row i:
@@ -106,6 +107,8 @@ extern const ModelKernels model_default;
 #if defined(BLOCKPILOT_X86)
 extern const ModelKernels model_avx2;
 extern const ModelKernels model_avx512;
+extern const ModelKernels model_vnni;
+extern const ModelKernels model_amx;
 #endif
 
 }  // namespace blockpilot

@@ -43,20 +43,21 @@ static inline void finish_block(const uint8_t* block, int64_t v, vf dot, float s
     *total = fma(load_half((const uint16_t*)block + PANEL + v * LANES), splat(sum), *total);
 }
 
-// Activations lie in tiles of TILE_ROWS rows: values [block][column][row], codes [block][group][row][4
-// columns], scales and sums [block][row]. An input rounded to 16 bits takes two rows, high and low bytes,
-// with scale and sum at the first.
+// Activations lie in tiles of TILE_ROWS rows: values [block][column][row], codes [block][row][32], scales and
+// sums [block][row]. An input rounded to 16 bits takes two rows, high and low bytes, with scale and sums at the
+// first.
 struct Tile {
   const float* values;
   const int8_t* codes;
   const float* scales;
   const float* sums;
+  const int32_t* code_sums;
 };
 
 static inline Tile tile_at(const Activations& a, int64_t blocks, int64_t row, int64_t b) {
-  const int64_t at = row / TILE_ROWS * blocks + b;
-  return {a.values + at * BLOCK * TILE_ROWS, a.codes + at * BLOCK * TILE_ROWS, a.scales + at * TILE_ROWS,
-          a.sums + at * TILE_ROWS};
+  const int64_t first = (row / TILE_ROWS * blocks + b) * TILE_ROWS, r = row % TILE_ROWS;
+  return {a.values + first * BLOCK + r, a.codes + (first + r) * BLOCK, a.scales + first + r,
+          a.sums + first + r, a.code_sums + first + r};
 }
 
 // A block's columns in the order they are summed: nibbles go by the byte that holds two of them.
@@ -96,70 +97,6 @@ static inline void float_block(const uint8_t* const* block, const float* unpacke
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v)
       finish_block<F>(block[v / VECTORS], v % VECTORS, dot[m][v], x.sums[m], 1.0f, &sum[m][v]);
-}
-
-// Adds one block for M inputs of S code rows and one panel to `sum`. Integers add up alike
-// in any order.
-template <Format F, int M, int S>
-static inline void code_block(const uint8_t* block, const Tile& x, vf (*sum)[VECTORS]) {
-  constexpr bool BYTES = F == Format::Q8_0;
-  constexpr int64_t AHEAD = 4 * TILE_ROWS;  // bytes of a group
-  constexpr int C = M * S;
-  const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32);
-  vi bytes[C][VECTORS] = {};
-  Pairs pairs[C][VECTORS] = {};
-#pragma GCC unroll 1
-  for (int64_t g = 0; g < 8 / HALVES<F>; ++g) {
-    vi low[VECTORS], high[VECTORS];
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) {
-      const vi both = load_codes(first + 64 * g + 4 * LANES * v);
-      low[v] = BYTES ? both : both & 0x0f0f0f0f;
-      high[v] = (both >> 4) & 0x0f0f0f0f;
-    }
-#pragma GCC unroll 8
-    for (int m = 0; m < C; ++m) {
-      int32_t four, later;
-      __builtin_memcpy(&four, x.codes + g * AHEAD + 4 * m, sizeof four);
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v)
-        if (BYTES)
-          bytes[m][v] = dot_bytes(low[v], four, bytes[m][v]);
-        else
-          pairs[m][v] = dot_nibbles(low[v], four, pairs[m][v]);
-      if (!BYTES) {
-        __builtin_memcpy(&later, x.codes + (4 + g) * AHEAD + 4 * m, sizeof later);
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) pairs[m][v] = dot_nibbles(high[v], later, pairs[m][v]);
-      }
-      // Loading the next input's codes early would take the registers of the sums.
-      __asm__ volatile("" ::: "memory");
-    }
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) {
-      vi dot = BYTES ? bytes[S * m][v] : widen(pairs[S * m][v]);
-      if (S == 2) dot = (dot << 7) + (BYTES ? bytes[S * m + S - 1][v] : widen(pairs[S * m + S - 1][v]));
-      finish_block<F>(block, v, to_float(dot), x.sums[S * m], x.scales[S * m], &sum[m][v]);
-    }
-}
-
-// A tile's totals to and from memory; those of P panels lie side by side.
-template <int M, int N>
-static inline void load_totals(const float (*total)[UNIT], int64_t panel, vf (*sum)[N]) {
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) sum[m][v] = load(total[m] + panel * PANEL + v * LANES);
-}
-template <int M, int N>
-static inline void store_totals(const vf (*sum)[N], int64_t panel, float (*total)[UNIT]) {
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) store(total[m] + panel * PANEL + v * LANES, sum[m][v]);
 }
 
 template <Format F>

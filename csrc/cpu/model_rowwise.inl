@@ -66,7 +66,8 @@ static inline float round_bf16(float x) {
 
 // A block's codes of at most ±`most`, their scale and the sum of what they stand for. A block with NaN or
 // ±inf gets the scale NaN, so that whatever it meets becomes NaN.
-static inline void quantise_block(const float* x, float most, int32_t* codes, float* scale, float* sum) {
+static inline void quantise_block(const float* x, float most, int32_t* codes, float* scale, float* sum,
+                                  int32_t* code_sum) {
   vf largest = splat(0.0f), bad = splat(0.0f);
   for (int64_t j = 0; j < BLOCK; j += LANES) {
     vf v;
@@ -93,6 +94,7 @@ static inline void quantise_block(const float* x, float most, int32_t* codes, fl
   for (int64_t i = 0; i < LANES; ++i) whole += total[i];
   *scale = step;
   *sum = step * static_cast<float>(whole);
+  *code_sum = whole;
 }
 
 static inline float sum_block(const float* x) {
@@ -108,21 +110,17 @@ static inline float sum_block(const float* x) {
 static inline void place_codes(const float* x, Rounding rounding, int64_t row, int64_t blocks, int64_t b,
                                const Activations& to) {
   const bool two = rounding == Rounding::INT16;
-  const int64_t line = two ? 2 * row : row, at = line / TILE_ROWS * blocks + b, r = line % TILE_ROWS;
+  const int64_t line = two ? 2 * row : row;
+  const int64_t at = (line / TILE_ROWS * blocks + b) * TILE_ROWS + line % TILE_ROWS;
   int32_t codes[BLOCK];
-  int8_t high[BLOCK], low[BLOCK];
-  quantise_block(x, two ? 16256.0f : 127.0f, codes, to.scales + at * TILE_ROWS + r,
-                 to.sums + at * TILE_ROWS + r);
+  int8_t *high = to.codes + at * BLOCK, low[BLOCK];
+  quantise_block(x, two ? 16256.0f : 127.0f, codes, to.scales + at, to.sums + at, to.code_sums + at);
   for (int64_t j = 0; j < BLOCK; ++j) {
     const int32_t upper = two ? (codes[j] + 64) >> 7 : codes[j];
     high[j] = static_cast<int8_t>(upper);
     low[j] = static_cast<int8_t>(codes[j] - 128 * upper);
   }
-  for (int64_t g = 0; g < 8; ++g) {
-    int8_t* group = to.codes + ((at * 8 + g) * TILE_ROWS + r) * 4;
-    __builtin_memcpy(group, high + 4 * g, 4);
-    if (two) __builtin_memcpy(group + 4, low + 4 * g, 4);
-  }
+  if (two) __builtin_memcpy(high + BLOCK, low, sizeof low);
 }
 
 static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to) {

@@ -3,7 +3,7 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 constexpr int64_t LANES = 8;
-constexpr int64_t TILE_ROWS = 4, TILE_QUERIES = 6;
+constexpr int64_t TILE_ROWS = 4, FLOAT_ROWS = 4, TILE_QUERIES = 6;
 typedef float vf __attribute__((vector_size(32)));
 typedef int32_t vi __attribute__((vector_size(32)));
 

@@ -3,7 +3,12 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 constexpr int64_t LANES = 16;
-constexpr int64_t TILE_ROWS = 8, TILE_QUERIES = 8;
+#if defined(MODEL_AMX)
+constexpr int64_t TILE_ROWS = 16;
+#else
+constexpr int64_t TILE_ROWS = 8;
+#endif
+constexpr int64_t FLOAT_ROWS = 8, TILE_QUERIES = 8;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 
@@ -21,6 +26,7 @@ static inline vf load_half(const uint16_t* p) {
   return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
 
+#if !defined(MODEL_VNNI)
 // A pair sum of nibble · signed byte is at most 2 · 15 · 127 = 3810 in size, so the eight of a block stay
 // below 2^15 and are added in 16 bits.
 typedef __m512i Pairs;
@@ -36,6 +42,7 @@ static inline vi dot_bytes(vi codes, int32_t x, vi sum) {
   const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed_a);
   return sum + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
+#endif
 
 }  // namespace MODEL_ISA
 }  // namespace blockpilot

@@ -3,7 +3,7 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 constexpr int64_t LANES = 4;
-constexpr int64_t TILE_ROWS = 2, TILE_QUERIES = 3;
+constexpr int64_t TILE_ROWS = 2, FLOAT_ROWS = 2, TILE_QUERIES = 3;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 

@@ -24,7 +24,7 @@ def instruction_sets() -> tuple[list[str], list[str]]:
     """Those this machine can run, worst first, and those it lacks."""
     found: tuple[list[str], list[str]] = ([], [])
     with pytest.MonkeyPatch.context() as patch:
-        for isa in ("default", "avx2", "avx512"):
+        for isa in ("default", "avx2", "avx512", "vnni", "amx"):
             patch.setenv("BLOCKPILOT_ISA", isa)
             try:
                 found[0].append(torch.ops.blockpilot.isa())
