@@ -152,7 +152,7 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
       const Row& row = pass.rows[static_cast<std::size_t>(i)];
       const int64_t half = s.head_dim / 2;
       float* key = made + i * width + 2 * layer * pair;
-      remember(k, s, key_norm, cache, layer, row, pass.cos + row.position * half,
+      remember(k, s, key_norm, cache, layer, row, 0, s.kv_heads, pass.cos + row.position * half,
                pass.sin + row.position * half, key, key + pair);
     }
   }

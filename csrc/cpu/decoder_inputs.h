@@ -47,6 +47,8 @@ class PlanReader {
     TORCH_CHECK_VALUE(columns < 0 || columns == w.columns, "plan: expected ", columns, " columns, got ",
                       w.columns);
     w.data = bytes(blob, word(0, INT64_MAX), w.units() * 2 * w.blocks() * block_bytes(w.format));
+    TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(w.data) % LINE == 0,
+                      "plan: expected matrices at addresses that are multiples of ", LINE);
     const int64_t bias = word(-1, INT64_MAX);
     w.bias = bias < 0 ? nullptr : reinterpret_cast<const float*>(bytes(blob, bias, w.rows * 4));
     return w;

@@ -9,24 +9,33 @@ namespace blockpilot {
 namespace {
 
 // Rows below this are done by the caller alone: waking a thread costs more than they do.
-constexpr int64_t ROWS_A_THREAD = 2;
+constexpr int64_t ROWS_A_THREAD = 4;
+
+// Of a product: few enough to read on in long runs, so many that a delayed thread leaves little to wait for.
+constexpr int64_t CHUNKS_A_THREAD = 4;
+
+constexpr int64_t HEADS_A_THREAD = 40;
 
 int64_t rows_grain(int64_t rows, int64_t threads) {
-  return std::max(ROWS_A_THREAD, (rows + 2 * threads - 1) / (2 * threads));
+  return std::max(ROWS_A_THREAD, (rows + threads - 1) / threads);
 }
 
-uint16_t to_bf16(float x) {
+uint16_t stored(float x, uint16_t) {
   uint32_t u;
   std::memcpy(&u, &x, sizeof u);
   if (x != x) return 0x7fc0;
   return static_cast<uint16_t>((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
 
-void put(void* base, bool bf16, int64_t at, float x) {
-  if (bf16)
-    static_cast<uint16_t*>(base)[at] = to_bf16(x);
-  else
-    static_cast<float*>(base)[at] = x;
+float stored(float x, float) { return x; }
+
+// A position's key and value of one head.
+template <typename T>
+void put(const float* key, const float* value, int64_t dim, void* keys, int64_t key_at, void* values,
+         int64_t value_at) {
+  T *k = static_cast<T*>(keys) + key_at, *v = static_cast<T*>(values) + value_at;
+  for (int64_t d = 0; d < dim; ++d) k[d * PANEL] = stored(key[d], T());
+  for (int64_t d = 0; d < dim; ++d) v[d] = stored(value[d], T());
 }
 
 // First element of a slot's keys or values of one head; `width` is elements a position.
@@ -104,23 +113,38 @@ void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, cons
   });
 }
 
-// Norms, rotations and cache writes of the rows' heads.
+// Norms, rotations and cache writes of the rows' heads. Threads share them by KV head and its queries: keys of
+// neighbouring positions lie in one cache line.
 void place_rows(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                 const Pass& pass, float* qkv) {
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, half = s.head_dim / 2;
-  const int64_t rows = static_cast<int64_t>(pass.rows.size());
-  parallel_chunks(pass.threads, rows, rows_grain(rows, pass.threads), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
+  const int64_t rows = static_cast<int64_t>(pass.rows.size()), groups = s.heads / s.kv_heads;
+  const int64_t threads = rows * s.heads < HEADS_A_THREAD ? 1 : pass.threads;
+  parallel_chunks(threads, s.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < rows; ++i) {
       const Row& row = pass.rows[static_cast<std::size_t>(i)];
-      float* q = qkv + i * width;
       const float *cos = pass.cos + row.position * half, *sin = pass.sin + row.position * half;
-      for (int64_t h = 0; h < s.heads; ++h, q += s.head_dim) {
+      float* q = qkv + i * width + begin * groups * s.head_dim;
+      for (int64_t h = begin * groups; h < end * groups; ++h, q += s.head_dim) {
         if (layer.query_norm) k.rms_norm(q, layer.query_norm, s.head_dim, s.eps, q);
         k.rope(q, cos, sin, half);
       }
-      remember(k, s, layer.key_norm, cache, index, row, cos, sin, q, q + s.kv_heads * s.head_dim);
+      float* keys = qkv + i * width + s.heads * s.head_dim;
+      remember(k, s, layer.key_norm, cache, index, row, begin, end, cos, sin, keys,
+               keys + s.kv_heads * s.head_dim);
     }
   });
+}
+
+// The rows of a product, normalised if they are to be.
+const float* normed(const ModelKernels& k, const Input& input, int64_t columns, int64_t threads) {
+  if (!input.norm) return input.x;
+  float* to = arena().take<float>(input.rows * columns);
+  parallel_chunks(threads, input.rows, rows_grain(input.rows, threads), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      k.rms_norm(input.x + i * columns, input.norm, columns, input.eps, to + i * columns);
+  });
+  return to;
 }
 
 }  // namespace
@@ -138,15 +162,18 @@ Arena& arena() {
 }
 
 void remember(const ModelKernels& k, const Shape& s, const float* norm, const Cache& c, int64_t layer,
-              const Row& row, const float* cos, const float* sin, float* key, const float* value) {
-  for (int64_t h = 0; h < s.kv_heads; ++h, key += s.head_dim, value += s.head_dim) {
+              const Row& row, int64_t begin, int64_t end, const float* cos, const float* sin, float* keys,
+              const float* values) {
+  for (int64_t h = begin; h < end; ++h) {
+    float* key = keys + h * s.head_dim;
+    const float* value = values + h * s.head_dim;
     if (norm) k.rms_norm(key, norm, s.head_dim, s.eps, key);
     k.rope(key, cos, sin, s.head_dim / 2);
     const int64_t chunk = row.position / PANEL * PANEL * s.head_dim + row.position % PANEL;
     const int64_t key_at = head_start(c, s, layer, row.slot, h, s.head_dim) + chunk;
     const int64_t value_at = head_start(c, s, layer, row.slot, h, c.padded_dim) + row.position * c.padded_dim;
-    for (int64_t d = 0; d < s.head_dim; ++d) put(c.keys, c.bf16, key_at + d * PANEL, key[d]);
-    for (int64_t d = 0; d < s.head_dim; ++d) put(c.values, c.bf16, value_at + d, value[d]);
+    const auto write = c.bf16 ? put<uint16_t> : put<float>;
+    write(key, value, s.head_dim, c.keys, key_at, c.values, value_at);
   }
 }
 
@@ -162,19 +189,14 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Inpu
                          memory.take<int8_t>(codes > 0 ? room * BLOCK : 0),
                          memory.take<float>(codes > 0 ? room : 0), memory.take<float>(room),
                          memory.take<int32_t>(codes > 0 ? room : 0)};
-  float* normed = memory.take<float>(input.norm ? rows * w.columns : 0);
-  parallel_chunks(threads, rows, rows_grain(rows, threads), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float* x = input.x + i * w.columns;
-      if (input.norm) {
-        k.rms_norm(x, input.norm, w.columns, input.eps, normed + i * w.columns);
-        x = normed + i * w.columns;
-      }
-      k.prepare(x, w.columns, rounding, i, a);
-    }
+  const float* x = normed(k, input, w.columns, threads);
+  // Threads share the blocks, not the rows: what is kept of a block's rows lies in one cache line.
+  const int64_t sharing = std::min(threads, rows / ROWS_A_THREAD);
+  parallel_chunks(sharing, blocks, (blocks + threads - 1) / threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < rows; ++i) k.prepare(x + i * w.columns, w.columns, rounding, i, begin, end, a);
   });
   const Output out = {to, epilogue};
-  const int64_t grain = std::max<int64_t>(1, w.units() / (8 * threads));
+  const int64_t grain = std::max<int64_t>(1, w.units() / (CHUNKS_A_THREAD * threads));
   parallel_chunks(threads, w.units(), grain,
                   [&](int64_t begin, int64_t end) { k.linear(w, a, rounding, rows, out, begin, end); });
 }

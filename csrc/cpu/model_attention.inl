@@ -71,8 +71,7 @@ static inline float soften(const Query& a) {
     const vi more = s > tops;
     tops = (vf)(((vi)s & more) | ((vi)tops & ~more));
   }
-  float top = tops[0];
-  for (int64_t i = 1; i < LANES; ++i) top = tops[i] > top ? tops[i] : top;
+  const float top = max_lanes(tops);
   vf mass = splat(0.0f);
   for (int64_t p = first; p < last; p += LANES) {
     vf s;

@@ -8,7 +8,7 @@ template <Format F, int M, int S>
 static inline void code_block(const uint8_t* block, const Tile& x, vf (*sum)[VECTORS]) {
   constexpr bool BYTES = F == Format::Q8_0;
   constexpr int C = M * S;
-  const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32);
+  const uint8_t* first = codes_of<F>(block);
   vi bytes[C][VECTORS] = {};
   Pairs pairs[C][VECTORS] = {};
 #pragma GCC unroll 1

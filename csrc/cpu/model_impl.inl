@@ -4,6 +4,9 @@
 #include "model_tiles.inl"
 #if defined(MODEL_VNNI)
 #include "model_codes_vnni.inl"
+#if defined(MODEL_AMX)
+#include "model_codes_amx.inl"
+#endif
 #else
 #include "model_codes.inl"
 #endif

@@ -8,9 +8,11 @@ namespace blockpilot {
 // A packed matrix holds panels of 16 output rows; a panel holds blocks of 32 columns, column padding is zero.
 // Rows are padded to a multiple of 32, so that a unit of work is always two panels.
 //   F32, BF16   [32 columns][16 rows]
-//   Q8_0        16 float16 scales, then [8 groups][16 rows][4 columns] signed bytes
-//   Q4_0, Q4_1  16 float16 scales, (Q4_1: 16 float16 offsets,) then [4 groups][16 rows][4 bytes]; byte j of
+//   Q8_0        16 float16 scales, [8 groups][16 rows][4 columns] signed bytes
+//   Q4_0, Q4_1  16 float16 scales, (Q4_1: 16 float16 offsets,) [4 groups][16 rows][4 bytes]; byte j of
 //               group g holds column 4g + j in its low half and column 16 + 4g + j in its high half
+// Codes start at multiples of 64 bytes: of Q8_0 and Q4_0, whose blocks end in half a line, every other block
+// has its scales behind its codes. A matrix starts at a multiple of 64.
 enum class Format : int64_t { F32 = 0, BF16 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4 };
 
 constexpr int64_t PANEL = 16;
@@ -32,6 +34,8 @@ inline int64_t block_bytes(Format format) {
   }
   return 0;
 }
+
+constexpr int64_t LINE = 64;
 
 inline bool is_quantised(Format format) { return format >= Format::Q8_0; }
 
@@ -92,7 +96,9 @@ struct Query {
 
 struct ModelKernels {
   int64_t tile_rows, tile_queries;
-  void (*prepare)(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to);
+  // Blocks [begin, end) of a row.
+  void (*prepare)(const float* x, int64_t columns, Rounding rounding, int64_t row, int64_t begin, int64_t end,
+                  const Activations& to);
   void (*linear)(const Linear& w, const Activations& x, Rounding rounding, int64_t m, const Output& out,
                  int64_t unit_begin, int64_t unit_end);
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);

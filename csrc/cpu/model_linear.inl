@@ -16,14 +16,32 @@ static inline vf load(const float* p) {
 static inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
 static inline vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 
+template <Format F>
+constexpr int64_t HEAD_BYTES = F == Format::Q4_1 ? 64 : 32;
+template <Format F>
+constexpr int64_t CODE_BYTES = F == Format::Q8_0 ? 512 : 256;
+
+// Of a quantised block: whether its scales lie behind its codes.
+template <Format F>
+static inline bool codes_first(const uint8_t* block) {
+  return HEAD_BYTES<F> % LINE != 0 && reinterpret_cast<uintptr_t>(block) % LINE == 0;
+}
+template <Format F>
+static inline const uint8_t* codes_of(const uint8_t* block) {
+  return codes_first<F>(block) ? block : block + HEAD_BYTES<F>;
+}
+template <Format F>
+static inline const uint16_t* scales_of(const uint8_t* block) {
+  return (const uint16_t*)(codes_first<F>(block) ? block + CODE_BYTES<F> : block);
+}
+
 // Column 16·half + 4·g + c of a block as floats without the scale, for the v-th vector of a panel.
 template <Format F>
 static inline vf weight(const uint8_t* block, int64_t g, int64_t c, int64_t half, int64_t v) {
   const int64_t k = 16 * half + 4 * g + c;
   if (F == Format::F32) return load((const float*)block + k * PANEL + v * LANES);
   if (F == Format::BF16) return load_bf16((const uint16_t*)block + k * PANEL + v * LANES);
-  const uint8_t* first = block + (F == Format::Q4_1 ? 64 : 32);
-  const vi codes = load_codes(first + 64 * g + 4 * LANES * v);
+  const vi codes = load_codes(codes_of<F>(block) + 64 * g + 4 * LANES * v);
   if (F == Format::Q8_0) return to_float((codes << (24 - 8 * c)) >> 24);
   return to_float((codes >> (8 * c + 4 * half)) & 15);
 }
@@ -35,12 +53,13 @@ static inline void finish_block(const uint8_t* block, int64_t v, vf dot, float s
     *total = *total + dot;
     return;
   }
-  const vf scale = load_half((const uint16_t*)block + v * LANES);
+  const uint16_t* numbers = scales_of<F>(block);
+  const vf scale = load_half(numbers + v * LANES);
   const vf scaled = scale * splat(x_scale);
   *total = fma(scaled, dot, *total);
   if (F == Format::Q4_0) *total = fma(scale, splat(-8.0f * sum), *total);
   if (F == Format::Q4_1)
-    *total = fma(load_half((const uint16_t*)block + PANEL + v * LANES), splat(sum), *total);
+    *total = fma(load_half(numbers + PANEL + v * LANES), splat(sum), *total);
 }
 
 // Activations lie in tiles of TILE_ROWS rows: values [block][column][row], codes [block][row][32], scales and

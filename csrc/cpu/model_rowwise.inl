@@ -26,12 +26,6 @@ static inline vf exp_vector(vf x) {
   return (vf)(((vi)y & ~(low | high)) | ((vi)infinite & high));
 }
 
-static inline float sum_lanes(vf v) {
-  float total = v[0];
-  for (int64_t i = 1; i < LANES; ++i) total += v[i];
-  return total;
-}
-
 static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
   vf squares = splat(0.0f);
   int64_t i = 0;
@@ -77,9 +71,7 @@ static inline void quantise_block(const float* x, float most, int32_t* codes, fl
     largest = (vf)(((vi)size & more) | ((vi)largest & ~more));
     bad = bad + (v - v);
   }
-  float top = largest[0];
-  for (int64_t i = 1; i < LANES; ++i) top = largest[i] > top ? largest[i] : top;
-  const float wrong = sum_lanes(bad), step = top / most + wrong;
+  const float top = max_lanes(largest), wrong = sum_lanes(bad), step = top / most + wrong;
   const vf inverse = splat(top > 0x1p-120f && wrong == 0.0f ? most / top : 0.0f), shift = splat(12582912.0f);
   vi total = {};
   for (int64_t j = 0; j < BLOCK; j += LANES) {
@@ -90,8 +82,7 @@ static inline void quantise_block(const float* x, float most, int32_t* codes, fl
     total += code;
     __builtin_memcpy(codes + j, &code, sizeof code);
   }
-  int32_t whole = 0;
-  for (int64_t i = 0; i < LANES; ++i) whole += total[i];
+  const int32_t whole = sum_codes(total);
   *scale = step;
   *sum = step * static_cast<float>(whole);
   *code_sum = whole;
@@ -113,19 +104,21 @@ static inline void place_codes(const float* x, Rounding rounding, int64_t row, i
   const int64_t line = two ? 2 * row : row;
   const int64_t at = (line / TILE_ROWS * blocks + b) * TILE_ROWS + line % TILE_ROWS;
   int32_t codes[BLOCK];
-  int8_t *high = to.codes + at * BLOCK, low[BLOCK];
   quantise_block(x, two ? 16256.0f : 127.0f, codes, to.scales + at, to.sums + at, to.code_sums + at);
-  for (int64_t j = 0; j < BLOCK; ++j) {
-    const int32_t upper = two ? (codes[j] + 64) >> 7 : codes[j];
-    high[j] = static_cast<int8_t>(upper);
-    low[j] = static_cast<int8_t>(codes[j] - 128 * upper);
+  for (int64_t j = 0; j < BLOCK; j += LANES) {
+    vi code;
+    __builtin_memcpy(&code, codes + j, sizeof code);
+    const vi upper = two ? (code + 64) >> 7 : code;
+    const vb high = __builtin_convertvector(upper, vb), low = __builtin_convertvector(code - (upper << 7), vb);
+    __builtin_memcpy(to.codes + at * BLOCK + j, &high, sizeof high);
+    if (two) __builtin_memcpy(to.codes + (at + 1) * BLOCK + j, &low, sizeof low);
   }
-  if (two) __builtin_memcpy(high + BLOCK, low, sizeof low);
 }
 
-static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, const Activations& to) {
+static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, int64_t begin, int64_t end,
+                    const Activations& to) {
   const int64_t blocks = (columns + BLOCK - 1) / BLOCK, r = row % TILE_ROWS;
-  for (int64_t b = 0; b < blocks; ++b) {
+  for (int64_t b = begin; b < end; ++b) {
     float padded[BLOCK];
     const int64_t count = columns - b * BLOCK < BLOCK ? columns - b * BLOCK : BLOCK;
     const float* from = x + b * BLOCK;
@@ -144,48 +137,6 @@ static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t 
     }
     to.sums[at * TILE_ROWS + r] = sum_block(from);
     for (int64_t j = 0; j < BLOCK; ++j) to.values[(at * BLOCK + j) * TILE_ROWS + r] = from[j];
-  }
-}
-
-// Column c of a packed table's row.
-template <Format F>
-static inline float entry(const uint8_t* block, int64_t lane, int64_t k) {
-  if (F == Format::F32) return ((const float*)block)[k * PANEL + lane];
-  if (F == Format::BF16) {
-    const uint32_t u = static_cast<uint32_t>(((const uint16_t*)block)[k * PANEL + lane]) << 16;
-    float x;
-    __builtin_memcpy(&x, &u, sizeof x);
-    return x;
-  }
-  const float scale = load_half((const uint16_t*)block + lane / LANES * LANES)[lane % LANES];
-  if (F == Format::Q8_0)
-    return scale * static_cast<float>(static_cast<int8_t>(block[32 + 64 * (k / 4) + 4 * lane + k % 4]));
-  const uint8_t both = block[(F == Format::Q4_1 ? 64 : 32) + 64 * (k % 16 / 4) + 4 * lane + k % 4];
-  const float code = static_cast<float>(k < 16 ? both & 15 : both >> 4);
-  if (F == Format::Q4_0) return scale * (code - 8.0f);
-  const float offset = load_half((const uint16_t*)block + PANEL + lane / LANES * LANES)[lane % LANES];
-  return scale * code + offset;
-}
-
-template <Format F>
-static void embed_row(const Linear& t, int64_t id, float scale, float* out) {
-  const uint8_t* panel = t.data + id / PANEL * t.blocks() * block_bytes(F);
-  for (int64_t c = 0; c < t.columns; ++c)
-    out[c] = entry<F>(panel + c / BLOCK * block_bytes(F), id % PANEL, c % BLOCK) * scale;
-}
-
-static void embed(const Linear& table, int64_t id, float scale, float* out) {
-  switch (table.format) {
-    case Format::F32:
-      return embed_row<Format::F32>(table, id, scale, out);
-    case Format::BF16:
-      return embed_row<Format::BF16>(table, id, scale, out);
-    case Format::Q8_0:
-      return embed_row<Format::Q8_0>(table, id, scale, out);
-    case Format::Q4_0:
-      return embed_row<Format::Q4_0>(table, id, scale, out);
-    case Format::Q4_1:
-      return embed_row<Format::Q4_1>(table, id, scale, out);
   }
 }
 

@@ -1,4 +1,4 @@
-// The weighted sum of a table's rows: what a policy reads a distribution through.
+// Rows of a table, and their weighted sum: what a policy reads a distribution through.
 namespace blockpilot {
 namespace MODEL_ISA {
 
@@ -16,9 +16,9 @@ static void weighted_block(const Linear& t, const float* weights, int64_t begin,
       for (int64_t i = 0; i < LANES; ++i) padded[i] = first + i < t.rows ? weights[first + i] : 0.0f;
       vf w = load(padded), offset = splat(0.0f);
       if (is_quantised(F)) {
-        const vf scale = load_half((const uint16_t*)block + v * LANES);
+        const vf scale = load_half(scales_of<F>(block) + v * LANES);
         if (F == Format::Q4_0) offset = w * scale * splat(-8.0f);
-        if (F == Format::Q4_1) offset = w * load_half((const uint16_t*)block + PANEL + v * LANES);
+        if (F == Format::Q4_1) offset = w * load_half(scales_of<F>(block) + PANEL + v * LANES);
         w = w * scale;
       }
       for (int64_t k = 0; k < BLOCK; ++k) {
@@ -47,6 +47,48 @@ static void weighted_rows(const Linear& table, const float* weights, int64_t beg
       return weighted_panels<Format::Q4_0>(table, weights, begin, end, out);
     case Format::Q4_1:
       return weighted_panels<Format::Q4_1>(table, weights, begin, end, out);
+  }
+}
+
+// Column c of a packed table's row.
+template <Format F>
+static inline float entry(const uint8_t* block, int64_t lane, int64_t k) {
+  if (F == Format::F32) return ((const float*)block)[k * PANEL + lane];
+  if (F == Format::BF16) {
+    const uint32_t u = static_cast<uint32_t>(((const uint16_t*)block)[k * PANEL + lane]) << 16;
+    float x;
+    __builtin_memcpy(&x, &u, sizeof x);
+    return x;
+  }
+  const float scale = load_half(scales_of<F>(block) + lane / LANES * LANES)[lane % LANES];
+  if (F == Format::Q8_0)
+    return scale * static_cast<float>(static_cast<int8_t>(codes_of<F>(block)[64 * (k / 4) + 4 * lane + k % 4]));
+  const uint8_t both = codes_of<F>(block)[64 * (k % 16 / 4) + 4 * lane + k % 4];
+  const float code = static_cast<float>(k < 16 ? both & 15 : both >> 4);
+  if (F == Format::Q4_0) return scale * (code - 8.0f);
+  const float offset = load_half(scales_of<F>(block) + PANEL + lane / LANES * LANES)[lane % LANES];
+  return scale * code + offset;
+}
+
+template <Format F>
+static void embed_row(const Linear& t, int64_t id, float scale, float* out) {
+  const uint8_t* panel = t.data + id / PANEL * t.blocks() * block_bytes(F);
+  for (int64_t c = 0; c < t.columns; ++c)
+    out[c] = entry<F>(panel + c / BLOCK * block_bytes(F), id % PANEL, c % BLOCK) * scale;
+}
+
+static void embed(const Linear& table, int64_t id, float scale, float* out) {
+  switch (table.format) {
+    case Format::F32:
+      return embed_row<Format::F32>(table, id, scale, out);
+    case Format::BF16:
+      return embed_row<Format::BF16>(table, id, scale, out);
+    case Format::Q8_0:
+      return embed_row<Format::Q8_0>(table, id, scale, out);
+    case Format::Q4_0:
+      return embed_row<Format::Q4_0>(table, id, scale, out);
+    case Format::Q4_1:
+      return embed_row<Format::Q4_1>(table, id, scale, out);
   }
 }
 

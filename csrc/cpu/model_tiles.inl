@@ -12,6 +12,17 @@ struct Rows {
   static constexpr int rows = N;
 };
 
+// Calls call(Rows<0>) … call(Rows<N − 1>): arrays indexed by constants stay in registers, which those indexed
+// by a loop that is unrolled later may not.
+template <int N, int I = 0, typename Call>
+static inline __attribute__((always_inline)) void repeat(const Call& call) {
+  if constexpr (I < N) {
+    call(Rows<I>{});
+    repeat<N, I + 1>(call);
+  }
+}
+#define INLINE __attribute__((always_inline))
+
 template <int M, typename Call>
 static inline void with_rows(int64_t rows, int64_t row, const Call& call) {
   if constexpr (M > 1) {

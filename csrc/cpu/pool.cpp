@@ -42,39 +42,56 @@ bool spin_while(const Condition& waiting) {
   return true;
 }
 
-// The job and how many of its chunks are left share one word. A thread that wakes late sees either the job it
-// may help with or nothing left, so a new job may be written as soon as every chunk of the last one is
-// finished.
+// Chunks lie in one range per thread. A thread takes its own in order, so that what it fetches ahead is what it
+// needs next, and then helps with the others. A word holds the job and how many chunks of a range are left: a
+// thread that wakes late sees either the job it may help with or nothing left, so a new job may be written as
+// soon as every chunk of the last one is finished.
 class Pool {
  public:
   void run(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context) {
-    const int64_t helpers = std::min(threads, MAX_THREADS) - 1;
-    grow(helpers);
-    helpers_.store(helpers, std::memory_order_relaxed);
+    const int64_t ranges = std::min(threads, MAX_THREADS), chunks = (count + grain - 1) / grain;
+    grow(ranges - 1);
     function_ = function;
     context_ = context;
     count_ = count;
     grain_ = grain;
-    const int64_t chunks = (count + grain - 1) / grain;
-    finished_.store(0, std::memory_order_relaxed);
-    job_ = (job_ + 1) & 0x3fffffff;
-    left_.store(job_ << 32 | chunks, std::memory_order_seq_cst);
-    if (sleeping_.load(std::memory_order_seq_cst) > 0) wake();
-    work(job_);
-    const auto unfinished = [&] { return finished_.load(std::memory_order_acquire) < chunks; };
+    const int64_t before = finished_.value.load(std::memory_order_relaxed);
+    const int64_t job = ((job_.load(std::memory_order_relaxed) >> 32) + 1) & 0x3fffffff;
+    for (int64_t i = 0; i < ranges; ++i)
+      left_[i].value.store(job << 32 | (end_of(i, ranges, chunks) - end_of(i - 1, ranges, chunks)),
+                     std::memory_order_release);
+    job_.store(job << 32 | ranges, std::memory_order_seq_cst);
+    if (sleeping_.value.load(std::memory_order_seq_cst) > 0) wake();
+    work(job, ranges, 0);
+    const auto unfinished = [&] { return finished_.value.load(std::memory_order_acquire) - before < chunks; };
     while (!spin_while(unfinished)) std::this_thread::yield();
   }
 
  private:
-  void work(int64_t job) {
-    for (;;) {
-      int64_t seen = left_.load(std::memory_order_acquire);
+  // Alone on its cache line: threads that take from different ranges do not disturb each other.
+  struct alignas(64) Word {
+    std::atomic<int64_t> value{0};
+  };
+
+  static int64_t end_of(int64_t range, int64_t ranges, int64_t chunks) { return (range + 1) * chunks / ranges; }
+
+  void work(int64_t job, int64_t ranges, int64_t own) {
+    for (int64_t i = 0; i < ranges; ++i) drain(job, ranges, (own + i) % ranges);
+  }
+
+  void drain(int64_t job, int64_t ranges, int64_t range) {
+    int64_t done = 0;
+    for (;; ++done) {
+      int64_t seen = left_[range].value.load(std::memory_order_acquire);
       do {
-        if (seen >> 32 != job || (seen & 0xffffffff) == 0) return;
-      } while (!left_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel));
-      const int64_t begin = ((seen & 0xffffffff) - 1) * grain_;
+        if (seen >> 32 != job || (seen & 0xffffffff) == 0) {
+          if (done > 0) finished_.value.fetch_add(done, std::memory_order_acq_rel);
+          return;
+        }
+      } while (!left_[range].value.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel));
+      const int64_t chunks = (count_ + grain_ - 1) / grain_;
+      const int64_t begin = (end_of(range, ranges, chunks) - (seen & 0xffffffff)) * grain_;
       function_(context_, begin, std::min(begin + grain_, count_));
-      finished_.fetch_add(1, std::memory_order_acq_rel);
     }
   }
 
@@ -90,19 +107,20 @@ class Pool {
     inside = true;
     int64_t last = 0;
     for (;;) {
-      const auto idle = [&] { return left_.load(std::memory_order_seq_cst) >> 32 == last; };
+      const auto idle = [&] { return job_.load(std::memory_order_seq_cst) >> 32 == last; };
       if (!spin_while(idle)) sleep_while(idle);
-      last = left_.load(std::memory_order_acquire) >> 32;
-      if (index < helpers_.load(std::memory_order_relaxed)) work(last);
+      const int64_t seen = job_.load(std::memory_order_acquire), ranges = seen & 0xffffffff;
+      last = seen >> 32;
+      if (index + 1 < ranges) work(last, ranges, index + 1);
     }
   }
 
   template <typename Condition>
   void sleep_while(const Condition& idle) {
     std::unique_lock<std::mutex> lock(mutex_);
-    sleeping_.fetch_add(1, std::memory_order_seq_cst);
+    sleeping_.value.fetch_add(1, std::memory_order_seq_cst);
     ready_.wait(lock, [&] { return !idle(); });
-    sleeping_.fetch_sub(1, std::memory_order_relaxed);
+    sleeping_.value.fetch_sub(1, std::memory_order_relaxed);
   }
 
   void wake() {
@@ -115,10 +133,12 @@ class Pool {
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable ready_;
-  std::atomic<int64_t> left_{0}, finished_{0}, sleeping_{0}, helpers_{0};
+  Word left_[MAX_THREADS];
+  alignas(64) std::atomic<int64_t> job_{0};  // and how many ranges it has; what follows is read with it and written before it
   ChunkFunction function_ = nullptr;
   void* context_ = nullptr;
-  int64_t count_ = 0, grain_ = 1, job_ = 0;
+  int64_t count_ = 0, grain_ = 1;
+  Word finished_, sleeping_;
 };
 
 std::mutex caller;  // one loop at a time

@@ -7,8 +7,24 @@ constexpr int64_t TILE_ROWS = 4, FLOAT_ROWS = 4, TILE_QUERIES = 6;
 typedef float vf __attribute__((vector_size(32)));
 typedef int32_t vi __attribute__((vector_size(32)));
 
+typedef int8_t vb __attribute__((vector_size(8)));
+
 static inline vf splat(float x) { return (vf)_mm256_set1_ps(x); }
 static inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+
+// Halves are combined until one lane is left.
+static inline float sum_lanes(vf v) {
+  const float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
+  return (a + c) + (b + d);
+}
+static inline float max_lanes(vf v) {
+  float top = v[0];
+  for (int64_t i = 1; i < LANES; ++i) top = v[i] > top ? v[i] : top;
+  return top;
+}
+static inline int32_t sum_codes(vi v) {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
 
 static inline vi load_codes(const uint8_t* p) { return (vi)_mm256_loadu_si256((const __m256i*)p); }
 

@@ -12,8 +12,15 @@ constexpr int64_t FLOAT_ROWS = 8, TILE_QUERIES = 8;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 
+typedef int8_t vb __attribute__((vector_size(16)));
+
 static inline vf splat(float x) { return (vf)_mm512_set1_ps(x); }
 static inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+
+// Halves are combined until one lane is left.
+static inline float sum_lanes(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+static inline float max_lanes(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+static inline int32_t sum_codes(vi v) { return _mm512_reduce_add_epi32((__m512i)v); }
 
 static inline vi load_codes(const uint8_t* p) { return (vi)_mm512_loadu_si512(p); }
 

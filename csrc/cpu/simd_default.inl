@@ -7,8 +7,18 @@ constexpr int64_t TILE_ROWS = 2, FLOAT_ROWS = 2, TILE_QUERIES = 3;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 
+typedef int8_t vb __attribute__((vector_size(4)));
+
 static inline vf splat(float x) { return vf{x, x, x, x}; }
 static inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+
+// Halves are combined until one lane is left.
+static inline float sum_lanes(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+static inline float max_lanes(vf v) {
+  const float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+  return a > b ? a : b;
+}
+static inline int32_t sum_codes(vi v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 
 static inline vi load_codes(const uint8_t* p) {
   vi v;

@@ -75,20 +75,23 @@ def unpacked(kind: str, data: Tensor, n: int, k: int) -> Tensor:
     out = np.zeros((wide, blocks * 32), np.float32)
     for row, column in np.ndindex(*out.shape):
         block, lane, c = (row // 16 * blocks + column // 32) * width, row % 16, column % 32
+        # Scales follow the codes in the blocks of Q8_0 and Q4_0 that begin at a multiple of 64.
+        behind = kind in ("Q8_0", "Q4_0") and block % 64 == 0
+        first, scales = (block, block + width - head) if behind else (block + head, block)
         if kind == "F32":
             out[row, column] = number(block + 4 * (c * 16 + lane), np.float32)
         elif kind == "BF16":
             code = np.frombuffer(raw, np.uint16, 1, block + 2 * (c * 16 + lane)).astype(np.uint32) << 16
             out[row, column] = code.view(np.float32)[0]
         elif kind == "Q8_0":
-            code = number(block + head + 64 * (c // 4) + 4 * lane + c % 4, np.int8)
-            out[row, column] = np.float32(code) * np.float32(number(block + 2 * lane, np.float16))
+            code = number(first + 64 * (c // 4) + 4 * lane + c % 4, np.int8)
+            out[row, column] = np.float32(code) * np.float32(number(scales + 2 * lane, np.float16))
         else:
-            byte = int(number(block + head + 64 * (c % 16 // 4) + 4 * lane + c % 4, np.uint8))
+            byte = int(number(first + 64 * (c % 16 // 4) + 4 * lane + c % 4, np.uint8))
             code = (byte >> 4 if c >= 16 else byte & 15) - (8 if kind == "Q4_0" else 0)
-            out[row, column] = np.float32(code) * np.float32(number(block + 2 * lane, np.float16))
+            out[row, column] = np.float32(code) * np.float32(number(scales + 2 * lane, np.float16))
             if kind == "Q4_1":
-                out[row, column] += np.float32(number(block + 32 + 2 * lane, np.float16))
+                out[row, column] += np.float32(number(scales + 32 + 2 * lane, np.float16))
     assert not out[n:].any() and not out[:, k:].any()
     return torch.from_numpy(out[:n, :k])
 

@@ -123,7 +123,12 @@ def _pack_blocks(blocks: Blocks) -> Tensor:
     head = _HEADS[blocks.kind]
     numbers = [panels[..., i : i + 2].flatten(2) for i in range(0, head, 2)]
     codes = panels[..., head:].unflatten(-1, (-1, 4)).transpose(2, 3).flatten(2)  # [groups, 16 rows, 4]
-    return torch.cat([*numbers, codes], -1).flatten()
+    packed = torch.cat([*numbers, codes], -1)
+    if blocks.kind == "Q4_1":
+        return packed.flatten()
+    # Codes start at whole cache lines: in every other block the scales follow them.
+    even, odd = packed.view(-1, 2, packed.shape[-1]).unbind(1)
+    return torch.cat([even.roll(-2 * PANEL, -1), odd], -1).flatten()
 
 
 def _take(data: Tensor, index: Tensor) -> Tensor:
