@@ -113,8 +113,8 @@ void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, cons
   });
 }
 
-// Norms, rotations and cache writes of the rows' heads. Threads share them by KV head and its queries: keys of
-// neighbouring positions lie in one cache line.
+// Norms, rotations and cache writes of the rows' heads. Threads share them by KV head and its queries: keys
+// of neighbouring positions lie in one cache line.
 void place_rows(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                 const Pass& pass, float* qkv) {
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, half = s.head_dim / 2;

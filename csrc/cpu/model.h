@@ -85,8 +85,8 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding rounding, const I
 void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
                int64_t index, const Pass& pass, float* x);
 
-// Keys and values of one row and the KV heads [begin, end) into a cache: keys normalised by `norm` unless null,
-// then rotated.
+// Keys and values of one row and the KV heads [begin, end) into a cache: keys normalised by `norm` unless
+// null, then rotated.
 void remember(const ModelKernels& k, const Shape& shape, const float* norm, const Cache& cache, int64_t layer,
               const Row& row, int64_t begin, int64_t end, const float* cos, const float* sin, float* keys,
               const float* values);

@@ -10,6 +10,27 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 8, 8};
 };
 
+// Tiles are configured as above while it lives, and as they were afterwards: the calling thread may belong to
+// a library that configured them once and relies on that.
+class Tiles {
+ public:
+  Tiles() {
+    static const TileConfig config;
+    __asm__ volatile("sttilecfg %0" : "=m"(before_));
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
+  }
+  ~Tiles() {
+    if (before_.palette == 0)
+      __asm__ volatile("tilerelease");
+    else
+      __asm__ volatile("ldtilecfg %0" : : "m"(before_));
+  }
+  Tiles(const Tiles&) = delete;
+
+ private:
+  TileConfig before_;
+};
+
 // The compiler's own intrinsics do not tell it which memory they read.
 template <int T>
 static inline void load_activations(const int8_t* codes) {
@@ -36,9 +57,7 @@ static inline void dot_tiles() {
 template <int T>
 static inline void store_dots(int32_t (*to)[16]) {
   typedef int32_t Memory[16][16];
-  __asm__ volatile("tilestored %%tmm%c1, (%2,%3,1)"
-                   : "=m"(*(Memory*)to)
-                   : "i"(T), "r"(to), "r"(int64_t{64}));
+  __asm__ volatile("tilestored %%tmm%c1, (%2,%3,1)" : "=m"(*(Memory*)to) : "i"(T), "r"(to), "r"(int64_t{64}));
 }
 
 // Blocks on their way: unpacked two ahead, multiplied, stored one later and finished two later.
@@ -48,11 +67,11 @@ struct alignas(64) Stages {
 };
 
 template <Format F, int P>
-static inline INLINE void unpack_stage(const uint8_t* const* data, int64_t b, bool fetch, Stages& s) {
+static inline INLINE void unpack_stage(const uint8_t* const* data, int64_t b, int64_t ahead, Stages& s) {
 #pragma GCC unroll 2
   for (int p = 0; p < P; ++p) {
     const uint8_t* block = data[p] + b * block_bytes(F);
-    if (fetch) fetch_ahead<F>(block);
+    if (ahead > 0) fetch_ahead<F>(block, ahead);
     if (F == Format::Q8_0) continue;
     vi w[GROUPS];
     unpack_codes<F>(block, w);
@@ -87,7 +106,7 @@ static inline INLINE void store_stage(Stages& s) {
 
 template <Format F, int M, int S, int P, bool ODD>
 static inline INLINE void finish_stage(const uint8_t* const* data, const Tile& x, int64_t b, const Stages& s,
-                                vf (*sum)[M]) {
+                                       vf (*sum)[M]) {
   repeat<P>([&](auto panel) INLINE {
     repeat<M>([&](auto input) INLINE {
       constexpr int p = panel.rows, m = input.rows;
@@ -108,15 +127,17 @@ template <Format F, int M, int S, int P>
 static inline void amx_tile(const uint8_t* first, const Activations& a, int64_t blocks, int64_t row,
                             float (*total)[UNIT], int64_t panel) {
   const uint8_t* const data[2] = {first, first + blocks * block_bytes(F)};
+  // Later rows find the weights in the cache.
+  const int64_t ahead = row == 0 ? P * blocks * block_bytes(F) : 0;
   Stages s;
   vf sum[P][M];
   repeat<P>([&](auto p) INLINE {
     repeat<M>([&](auto m) INLINE { sum[p.rows][m.rows] = load(total[m.rows] + (panel + p.rows) * PANEL); });
   });
-  for (int64_t b = 0; b < 2 && b < blocks; ++b) unpack_stage<F, P>(data, b, row == 0, s);
+  for (int64_t b = 0; b < 2 && b < blocks; ++b) unpack_stage<F, P>(data, b, ahead, s);
   const auto turn = [&](auto odd, int64_t b) INLINE {
     constexpr bool ODD = odd.rows == 2;
-    if (b + 2 < blocks) unpack_stage<F, P>(data, b + 2, row == 0, s);
+    if (b + 2 < blocks) unpack_stage<F, P>(data, b + 2, ahead, s);
     if (b >= 2 && b < blocks + 2) store_stage<P, ODD>(s);
     if (b < blocks) dot_stage<F, P, ODD>(data, tile_at(a, blocks, S * row, b).codes, b, s);
     if (b >= 2 && b < blocks + 2)

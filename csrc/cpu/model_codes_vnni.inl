@@ -61,7 +61,8 @@ static void code_unit(const uint8_t* data, const Activations& a, int64_t blocks,
                       Totals& t) {
   for (int64_t panel = 0; panel < 2; ++panel)
     for_row_tiles<TILE_ROWS / S>(rows, [&](auto m, int64_t row) {
-      code_tile<F, m.rows, S>(data + panel * blocks * block_bytes(F), a, blocks, from + row, t.of + row, panel);
+      code_tile<F, m.rows, S>(data + panel * blocks * block_bytes(F), a, blocks, from + row, t.of + row,
+                              panel);
     });
 }
 #endif

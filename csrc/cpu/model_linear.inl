@@ -58,13 +58,12 @@ static inline void finish_block(const uint8_t* block, int64_t v, vf dot, float s
   const vf scaled = scale * splat(x_scale);
   *total = fma(scaled, dot, *total);
   if (F == Format::Q4_0) *total = fma(scale, splat(-8.0f * sum), *total);
-  if (F == Format::Q4_1)
-    *total = fma(load_half(numbers + PANEL + v * LANES), splat(sum), *total);
+  if (F == Format::Q4_1) *total = fma(load_half(numbers + PANEL + v * LANES), splat(sum), *total);
 }
 
 // Activations lie in tiles of TILE_ROWS rows: values [block][column][row], codes [block][row][32], scales and
-// sums [block][row]. An input rounded to 16 bits takes two rows, high and low bytes, with scale and sums at the
-// first.
+// sums [block][row]. An input rounded to 16 bits takes two rows, high and low bytes, with scale and sums at
+// the first.
 struct Tile {
   const float* values;
   const int8_t* codes;

@@ -109,14 +109,15 @@ static inline void place_codes(const float* x, Rounding rounding, int64_t row, i
     vi code;
     __builtin_memcpy(&code, codes + j, sizeof code);
     const vi upper = two ? (code + 64) >> 7 : code;
-    const vb high = __builtin_convertvector(upper, vb), low = __builtin_convertvector(code - (upper << 7), vb);
+    const vb high = __builtin_convertvector(upper, vb),
+             low = __builtin_convertvector(code - (upper << 7), vb);
     __builtin_memcpy(to.codes + at * BLOCK + j, &high, sizeof high);
     if (two) __builtin_memcpy(to.codes + (at + 1) * BLOCK + j, &low, sizeof low);
   }
 }
 
-static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, int64_t begin, int64_t end,
-                    const Activations& to) {
+static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, int64_t begin,
+                    int64_t end, const Activations& to) {
   const int64_t blocks = (columns + BLOCK - 1) / BLOCK, r = row % TILE_ROWS;
   for (int64_t b = begin; b < end; ++b) {
     float padded[BLOCK];

@@ -62,7 +62,8 @@ static inline float entry(const uint8_t* block, int64_t lane, int64_t k) {
   }
   const float scale = load_half(scales_of<F>(block) + lane / LANES * LANES)[lane % LANES];
   if (F == Format::Q8_0)
-    return scale * static_cast<float>(static_cast<int8_t>(codes_of<F>(block)[64 * (k / 4) + 4 * lane + k % 4]));
+    return scale *
+           static_cast<float>(static_cast<int8_t>(codes_of<F>(block)[64 * (k / 4) + 4 * lane + k % 4]));
   const uint8_t both = codes_of<F>(block)[64 * (k % 16 / 4) + 4 * lane + k % 4];
   const float code = static_cast<float>(k < 16 ? both & 15 : both >> 4);
   if (F == Format::Q4_0) return scale * (code - 8.0f);

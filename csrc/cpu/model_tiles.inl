@@ -37,15 +37,15 @@ static inline void for_row_tiles(int64_t rows, const Call& call) {
   for (int64_t row = 0; row < rows; row += MOST) with_rows<MOST>(rows - row, row, call);
 }
 
-// Asks for the bytes of a block that comes later: the loads of a tile of several rows are too far apart for
-// the processor to look ahead enough by itself.
+// Asks for the block that comes `ahead` bytes later, into the second-level cache: the loads of a tile of
+// several rows are too far apart for the processor to look ahead enough by itself.
 template <Format F>
-static inline void fetch_ahead(const uint8_t* block) {
+static inline void fetch_ahead(const uint8_t* block, int64_t ahead = AHEAD_BYTES) {
   constexpr int64_t BYTES = F == Format::F32    ? 2048
                             : F == Format::BF16 ? 1024
                             : F == Format::Q8_0 ? 544
                                                 : 320;
-  for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + AHEAD_BYTES + at);
+  for (int64_t at = 0; at < BYTES; at += 64) __builtin_prefetch(block + ahead + at, 0, 2);
 }
 
 // A tile's totals to and from memory; those of P panels lie side by side.

@@ -103,8 +103,7 @@ static void linear(const Linear& w, const Activations& x, Rounding rounding, int
                    int64_t unit_begin, int64_t unit_end) {
   Totals t;
 #if defined(MODEL_AMX)
-  static const TileConfig config;
-  __asm__ volatile("ldtilecfg %0" : : "m"(config));
+  const Tiles tiles;
 #endif
   const int64_t unit_bytes = 2 * w.blocks() * block_bytes(w.format);
   for (int64_t unit = unit_begin; unit < unit_end; ++unit)
@@ -114,9 +113,6 @@ static void linear(const Linear& w, const Activations& x, Rounding rounding, int
       multiply_unit(w, rounding, w.data + unit * unit_bytes, x, row, rows, t);
       for (int64_t i = 0; i < rows; ++i) deliver(w, out, unit, row + i, t.of[i]);
     }
-#if defined(MODEL_AMX)
-  __asm__ volatile("tilerelease");
-#endif
 }
 
 }  // namespace MODEL_ISA

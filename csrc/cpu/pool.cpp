@@ -42,10 +42,10 @@ bool spin_while(const Condition& waiting) {
   return true;
 }
 
-// Chunks lie in one range per thread. A thread takes its own in order, so that what it fetches ahead is what it
-// needs next, and then helps with the others. A word holds the job and how many chunks of a range are left: a
-// thread that wakes late sees either the job it may help with or nothing left, so a new job may be written as
-// soon as every chunk of the last one is finished.
+// Chunks lie in one range per thread. A thread takes its own in order, so that what it fetches ahead is what
+// it needs next, and then helps with the others. A word holds the job and how many chunks of a range are
+// left: a thread that wakes late sees either the job it may help with or nothing left, so a new job may be
+// written as soon as every chunk of the last one is finished.
 class Pool {
  public:
   void run(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context) {
@@ -59,7 +59,7 @@ class Pool {
     const int64_t job = ((job_.load(std::memory_order_relaxed) >> 32) + 1) & 0x3fffffff;
     for (int64_t i = 0; i < ranges; ++i)
       left_[i].value.store(job << 32 | (end_of(i, ranges, chunks) - end_of(i - 1, ranges, chunks)),
-                     std::memory_order_release);
+                           std::memory_order_release);
     job_.store(job << 32 | ranges, std::memory_order_seq_cst);
     if (sleeping_.value.load(std::memory_order_seq_cst) > 0) wake();
     work(job, ranges, 0);
@@ -73,7 +73,9 @@ class Pool {
     std::atomic<int64_t> value{0};
   };
 
-  static int64_t end_of(int64_t range, int64_t ranges, int64_t chunks) { return (range + 1) * chunks / ranges; }
+  static int64_t end_of(int64_t range, int64_t ranges, int64_t chunks) {
+    return (range + 1) * chunks / ranges;
+  }
 
   void work(int64_t job, int64_t ranges, int64_t own) {
     for (int64_t i = 0; i < ranges; ++i) drain(job, ranges, (own + i) % ranges);
@@ -134,7 +136,8 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable ready_;
   Word left_[MAX_THREADS];
-  alignas(64) std::atomic<int64_t> job_{0};  // and how many ranges it has; what follows is read with it and written before it
+  alignas(64) std::atomic<int64_t> job_{
+      0};  // and how many ranges it has; what follows is read with it and written before it
   ChunkFunction function_ = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0, grain_ = 1;

@@ -1,7 +1,7 @@
 // A small pool of threads for loops of microseconds. Every CPU op uses it, and none OpenMP: an OpenMP team
 // goes on spinning after its loop, on the cores that the next op's threads need. Threads that are done take
-// chunks of those that are not, so one that was descheduled delays its own chunk only; waiting threads spin for
-// a bounded time and then sleep.
+// chunks of those that are not, so one that was descheduled delays its own chunk only; waiting threads spin
+// for a bounded time and then sleep.
 #pragma once
 #include <cstdint>
 
