@@ -208,10 +208,8 @@ class Scheduler:
     ) -> None:
         """Drain what the last commit wrote: the one read of device values, between steps."""
         s = self.state
-        start = s.length - s.count
-        window = (start[:, None] + torch.arange(s.widest, device=start.device)).clamp(max=s.capacity - 1)
-        table = torch.stack([s.count, s.accepted, s.effective, s.finish], 1)
-        rows = torch.cat([table, s.tokens.gather(1, window)], 1).tolist()
+        numbers = torch.stack([s.count, s.accepted, s.effective, s.finish], 1)
+        rows = torch.cat([numbers, s.choice], 1).tolist()  # what was committed is the first `count` choices
         for i, (slot, handle) in enumerate(handles.items()):
             count, accepted, effective, finish, *tokens = rows[slot]
             entries = _entries(logprobs, plan, i, tokens[:count], handle.params.logprobs)
