@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from blockpilot.drafters import Proposal
-from blockpilot.drafters.draft_vocabulary import DraftVocabulary
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, find_dflash, load_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.draft_vocabulary import DraftVocabulary
 from blockpilot.memory import require_fits
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, make_rows

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blockpilot import bundled
-from blockpilot.drafters.draft_vocabulary import DRAFT_VOCABULARY, read_ids, write_ids
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.draft_vocabulary import DRAFT_VOCABULARY, read_ids, write_ids
 from blockpilot.targets import hub
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.stored import (

@@ -30,10 +30,10 @@ class DraftVocabulary:
 
     def __init__(self, ids: Tensor | None, vocab_size: int, device: torch.device) -> None:
         self._ids = None if ids is None else ids.to(device)
-        columns = torch.full((vocab_size + 1,), -1)  # the last is that of ids outside 0 … V − 1
         if ids is not None:
+            columns = torch.full((vocab_size + 1,), -1)  # the last is that of ids outside 0 … V − 1
             columns[ids] = torch.arange(len(ids))
-        self._columns = columns.to(device)
+            self._columns = columns.to(device)
 
     def noise(self, noise: Tensor, rows: Tensor) -> Tensor:
         """[N, V] by target id, rows [M] → [M, V'] by column."""
@@ -86,15 +86,13 @@ def write_ids(path: Path, ids: Tensor | Sequence[int], vocab_size: int) -> None:
         save_file({_NAME: tensor.clone().contiguous()}, temporary)
 
 
-def most_frequent(counts: Tensor, size: int, always: Sequence[int]) -> Tensor | None:
+def most_frequent(counts: Tensor, size: int, always: Sequence[int]) -> Tensor:
     """The `size` most frequent ids [V'] int64, sorted; the lower of equals first.
 
     Args:
-        counts: [V] how often each id occurs. size: 0, or V and more, stands for every id: None is returned.
-        always: ids that are among them whatever their count.
+        counts: [V] how often each id occurs. always: ids that are among them whatever their count, even if there
+            are more than `size` of these.
     """
-    if not 0 < size < len(counts):
-        return None
     kept = sorted({i for i in always if 0 <= i < len(counts)})
     weighed = counts.double().clone()
     weighed[kept] = torch.inf
@@ -106,7 +104,9 @@ def _check(ids: Tensor, vocab_size: int, path: Path) -> None:
     if not 1 <= len(ids) <= vocab_size:
         raise CheckpointError(f"{path}: expected 1 to {vocab_size} ids, got {len(ids)}")
     if not bool((ids[1:] > ids[:-1]).all()):
-        raise CheckpointError(f"{path}: expected sorted ids, none of them twice; pass them through torch.unique")
+        raise CheckpointError(
+            f"{path}: expected sorted ids, none of them twice; pass them through torch.unique"
+        )
     low, high = int(ids[0]), int(ids[-1])
     if low < 0 or high >= vocab_size:
         raise CheckpointError(
