@@ -7,9 +7,18 @@ import torch
 from torch import Tensor
 
 from blockpilot_kernels import dispatch
-from blockpilot_kernels.packed_decoder import FORMATS, ROUNDINGS, Blocks, Weights, packed_linear, packed_rows
+from blockpilot_kernels.packed_decoder import (
+    FORMATS,
+    ROUNDINGS,
+    Blocks,
+    Weights,
+    borrowed,
+    decoder_forward,
+    packed_linear,
+    packed_rows,
+)
 from blockpilot_kernels.packed_decoder import rows as module
-from tests.kernels.packed import BLOCKS, random_blocks
+from tests.kernels.packed import BLOCKS, arguments, empty_cache, random_blocks, same, small_decoder
 
 ROWS = {
     "all": lambda n: range(n),
@@ -95,3 +104,20 @@ def test_rows_that_are_not_there_are_refused(index, message):
     blob, record, _ = stored("Q4_0", 49, 96)
     with pytest.raises(ValueError, match=message):
         packed_rows(blob, record, index)
+
+
+@pytest.mark.skipif(dispatch.extension_error() is not None, reason=str(dispatch.extension_error()))
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_decoder_takes_them_as_its_head(kind):
+    """Logits of those rows alone, bit for bit; ids are still all that the embedding has."""
+    given = arguments(**small_decoder(kind))
+    blob, plan, index = given["weights"][0], given["plan"].clone(), torch.tensor([0, 7, 30, 48])
+    assert torch.equal(plan[8:14], plan[14:20])  # the embedding's record, which is the head's as well
+    few = Weights(torch.bfloat16 if kind == "BF16" else torch.float32)
+    record = few.linear(packed_rows(blob, tuple(plan[14:20].tolist()), index))
+    plan[14:20] = torch.tensor(borrowed(record, 1))
+    expected, _ = decoder_forward(**given)
+    keys, values = empty_cache()
+    changed = {**given, "weights": [blob, few.blob()], "plan": plan, "keys": keys, "values": values}
+    found, _ = decoder_forward(**changed)
+    assert int(given["tokens"].max()) >= len(index) and same(found, expected[:, index])
