@@ -131,3 +131,4 @@ def test_the_most_frequent_ids():
     assert most_frequent(counts, 4, (6, 99)).tolist() == [1, 2, 5, 6]
     assert most_frequent(counts, 7, ()).tolist() == [0, 1, 2, 3, 4, 5, 7]  # filled up with the lowest
     assert most_frequent(counts, 1, (6, 0, 6)).tolist() == [0, 6]
+    assert most_frequent(torch.zeros(5000), 2000, ()).tolist() == list(range(2000))
