@@ -87,6 +87,8 @@ def test_a_drafter_of_the_most_frequent_ids(cli_json, data, tmp_path, monkeypatc
             llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (4, 1)
         )
     assert wide == plain
+    report = run(cli_json, data, tmp_path / "one", *more, "1")  # the end of a turn is never left out
+    assert load_dflash(Path(report["drafter"])).vocabulary.tolist() == [END] != ids.tolist()
     given.clear()
     for size in ("0", "100000"):
         report = run(cli_json, data, tmp_path / size, *more, size)
