@@ -77,7 +77,8 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   PlanReader reader(weights, plan);
   const Header h = read_header(reader, scalars[0]);
   const Shape& s = h.shape;
-  const Linear embedding = reader.linear(-1, s.hidden), head = reader.linear(embedding.rows, s.hidden);
+  // A drafter's head may lack rows of the vocabulary.
+  const Linear embedding = reader.linear(-1, s.hidden), head = reader.linear(-1, s.hidden);
   const float* norm = reader.norm(s.hidden, false);
   std::vector<Layer> layers;
   for (int64_t i = 0; i < h.layers; ++i) layers.push_back(read_layer(reader, s));

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ import torch
 
 from blockpilot import LLM
 from blockpilot.cli import train_draft
+from blockpilot.drafters.dflash_checkpoint import load_dflash
 from blockpilot.params import SamplingParams
 from blockpilot.targets.stored import read_tensor, stored_tensors
+from blockpilot.training import draft_training
 from blockpilot.training.draft_training import DraftTrainer
-from tests.training.talking import save_talker
+from tests.training.talking import END, save_talker
 
 SMALL = ("--layers", "1", "--block-size", "4", "--batch", "2", "--anchors", "3", "--vocabulary", "64")
 
@@ -57,6 +60,40 @@ def test_a_drafter_that_loads(cli_json, data, tmp_path):
             llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (4, 1)
         )
     assert wide == plain
+
+
+def frequent(answers: Path, size: int) -> list[int]:
+    """The most frequent ids of the training answers and the end of a turn, counted here."""
+    from blockpilot.training.answers import read_shards
+
+    rows = [r for _, _, shard in read_shards(answers)[1] for r in shard if len(r["output_ids"]) >= 8]
+    counts = Counter(i for r in rows if r["split"] == "train" for i in r["output_ids"])
+    order = sorted(range(1000), key=lambda i: (i != END, -counts[i], i))
+    return sorted(order[:size])
+
+
+def test_a_drafter_of_the_most_frequent_ids(cli_json, data, tmp_path, monkeypatch):
+    """Its τ is measured with these ids, and it decodes."""
+    given = []
+    measure = draft_training.validate
+    monkeypatch.setattr(draft_training, "validate", lambda *a: given.append(a[-1]) or measure(*a))
+    more = ("--blocks", "12", "--validation", "3", "--draft-vocabulary")
+    report = run(cli_json, data, tmp_path / "run", *more, "20")
+    ids = load_dflash(Path(report["drafter"])).vocabulary
+    assert ids.tolist() == frequent(data[1], 20) and END in ids
+    assert given and all(torch.equal(v, ids) for v in given)
+    with LLM(data[0], drafter=report["drafter"], max_length=64) as llm:
+        wide, plain = (
+            llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (4, 1)
+        )
+    assert wide == plain
+    report = run(cli_json, data, tmp_path / "one", *more, "1")  # the end of a turn is never left out
+    assert load_dflash(Path(report["drafter"])).vocabulary.tolist() == [END] != ids.tolist()
+    given.clear()
+    for size in ("0", "100000"):
+        report = run(cli_json, data, tmp_path / size, *more, size)
+        assert load_dflash(Path(report["drafter"])).vocabulary is None
+    assert given == [None, None]
 
 
 def test_a_stopped_run_ends_as_one_that_was_not(cli_json, data, tmp_path):
@@ -127,6 +164,12 @@ def test_answers_may_grow_and_not_change(cli_json, refused, data, tmp_path):
     call = ("train-draft", other[1], "-t", data[0], "-o", tmp_path / "run", *SMALL, "--widths", "2,4")
     assert "learns from other answers" in refused(*call, "--blocks", "12", "--validation", "1")
     assert run(cli_json, data, tmp_path / "run", "--blocks", "12", "--validation", "1")["blocks"] == 12
+    few = ("--validation", "1", "--draft-vocabulary", "30", "--blocks")
+    run(cli_json, part, tmp_path / "few", *few, "6")
+    kept = load_dflash(tmp_path / "few/drafter").vocabulary
+    assert run(cli_json, data, tmp_path / "few", *few, "12")["blocks"] == 12
+    assert torch.equal(load_dflash(tmp_path / "few/drafter").vocabulary, kept)
+    assert kept.tolist() == frequent(part[1], 30) != frequent(data[1], 30)
 
 
 def test_answers_of_the_held_out_families_may_be_the_longest(cli_json, data, tmp_path):

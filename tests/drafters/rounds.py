@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +19,9 @@ from blockpilot.rows import kv_bound
 from blockpilot.state import State
 from blockpilot.step import StepClock, first_token, run_step
 from blockpilot.targets import Target
-from blockpilot.targets.checkpoint import load_checkpoint
+from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
 from blockpilot.targets.cpp_target import CppCache
+from blockpilot_kernels.packed_decoder import quantise_q8_0
 from tests.implementations import build
 
 CPU = torch.device("cpu")
@@ -175,3 +177,11 @@ def spoil(cache: Any, slot: int, start: int, end: int | None = None) -> None:
         cache.k[:, slot, :, start:end] = NAN
         cache.bad[:, slot, start:end] = True
     cache.v[:, slot, :, start:end] = NAN
+
+
+def in_blocks(checkpoint: Checkpoint) -> Checkpoint:
+    """The same target as a file of Q8_0 blocks would hold it."""
+    blocks = {n: quantise_q8_0(t) for n, t in checkpoint.tensors.items() if t.dim() == 2}
+    tensors = {**checkpoint.tensors, **{n: b.dequantise() for n, b in blocks.items()}}
+    sizes = {n: b.data.numel() for n, b in blocks.items()}
+    return replace(checkpoint, tensors=tensors, blocks=blocks, block_bytes=sizes)

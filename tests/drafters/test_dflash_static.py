@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
 from blockpilot.drafters.dflash import DFlashDrafter
-from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, load_dflash
+from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, load_dflash, write_draft_vocabulary
 from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.step import StepClock, run_step
 from blockpilot.targets import Target
-from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
+from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.cpp_target import CppCache
 from blockpilot_kernels.dispatch import forced
 from blockpilot_kernels.packed_decoder import quantise_q8_0
-from tests.drafters.rounds import SLIDING, Rounds, load_pair
+from tests.drafters.rounds import SLIDING, Rounds, in_blocks, load_pair
 from tests.implementations import build, require
 from tests.no_host_sync import NoHostSync
 
@@ -40,17 +41,27 @@ def one_step(folders, device: str, implementation: str = "torch") -> State:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
-def test_a_round_reads_nothing_on_the_host(drafter_for, backend, implementation):
+def test_a_round_reads_nothing_on_the_host(drafter_for, backend, implementation, tmp_path):
     """The C++ decoder reads CPU memory itself; what stands around it is PyTorch and must not."""
     require(backend)
     with forced(backend):
         state = one_step(drafter_for("llama", **SLIDING), "cpu", implementation)
-    assert (state.count[:3] >= 1).all()
+        assert (state.count[:3] >= 1).all()
+        state = one_step(few_ids(drafter_for("llama", **SLIDING), tmp_path), "cpu", implementation)
+        assert (state.count[:3] >= 1).all()
 
 
-def test_a_round_runs_on_meta(drafter_for):
+def test_a_round_runs_on_meta(drafter_for, tmp_path):
     """No data at all: any branch on a value would raise."""
     assert one_step(drafter_for("llama", **SLIDING), "meta").count.is_meta
+    assert one_step(few_ids(drafter_for("llama", **SLIDING), tmp_path), "meta").count.is_meta
+
+
+def few_ids(folders, place):
+    """The same pair with a draft head over every third id."""
+    shutil.copytree(folders[1], place / "few")
+    write_draft_vocabulary(place / "few", range(0, 32, 3))
+    return folders[0], place / "few"
 
 
 def test_pointers_never_change(load, drafter_for):
@@ -91,14 +102,6 @@ def test_the_packed_drafters_memory_is_what_it_holds(drafter_for, dtype, weights
     held = drafter.cache.k.nbytes + drafter.cache.v.nbytes + len(drafter._weights[0])
     estimate = drafter.memory_bytes(drafter.config, 3, 128, dtype)
     assert held <= estimate <= (2 if weights == "dense" else 4) * held
-
-
-def in_blocks(checkpoint: Checkpoint) -> Checkpoint:
-    """The same target as a file of Q8_0 blocks would hold it."""
-    blocks = {n: quantise_q8_0(t) for n, t in checkpoint.tensors.items() if t.dim() == 2}
-    tensors = {**checkpoint.tensors, **{n: b.dequantise() for n, b in blocks.items()}}
-    sizes = {n: b.data.numel() for n, b in blocks.items()}
-    return replace(checkpoint, tensors=tensors, blocks=blocks, block_bytes=sizes)
 
 
 def in_bytes(checkpoint: DFlashCheckpoint) -> DFlashCheckpoint:

@@ -109,3 +109,12 @@ def test_glue_matches_float64():
         torch.ones(16, 1, 4), angle[:, None]
     )
     torch.testing.assert_close(turned, torch.cat([pairs.real, pairs.imag], -1), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_weight_are_as_it_was_rounded(dtype):
+    """Whatever layout the product reads, without its padding."""
+    weight = torch.randn(50, 33, generator=torch.Generator().manual_seed(0))
+    index = torch.tensor([0, 49, 17, 17])
+    rows = PackedLinear(weight, torch.ones(50), dtype).rows(index)
+    assert torch.equal(rows.float(), weight.to(dtype).float()[index])

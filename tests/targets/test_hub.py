@@ -58,7 +58,8 @@ def test_hub_ids_download_weights_config_and_tokenizer_only(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert hub.resolve("owner/model-1.0") == tmp_path
-    assert asked == {"repo_id": "owner/model-1.0", "patterns": ["*.json", "*.jinja", "model*.safetensors"]}
+    patterns = ["*.json", "*.jinja", "model*.safetensors", "draft_vocabulary.safetensors"]
+    assert asked == {"repo_id": "owner/model-1.0", "patterns": patterns}
 
 
 def test_no_network_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

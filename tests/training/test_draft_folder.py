@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ def row(split="train", tokens=8, temperature=0.0):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("layers", 0), ("block_size", 1), ("validation", 0), ("widths", (1, 4)), ("widths", ()), ("every", 0.0),
-     ("every", float("nan"))],
+     ("every", float("nan")), ("draft_vocabulary", -1)],
 )  # fmt: skip
 def test_options_out_of_range(name, value):
     with pytest.raises(ValueError, match=name):
@@ -67,6 +69,19 @@ def test_settings_bind(tmp_path):
         again.check(OPTIONS, "another", ["a", "b"])
     with pytest.raises(ValueError, match="other options \\(layers\\)"):
         again.check(DraftOptions(Path("answers"), layers=3, block_size=4), "target", ["a", "b"])
+    with pytest.raises(ValueError, match="other options \\(draft_vocabulary\\)"):
+        again.check(replace(OPTIONS, draft_vocabulary=9), "target", ["a", "b"])
     for answers in (["a"], ["b", "a"]):
         with pytest.raises(ValueError, match="other answers"):
             again.check(OPTIONS, "target", answers)
+
+
+def test_a_run_from_before_there_was_a_draft_vocabulary_goes_on_without_one(tmp_path):
+    RunFolder(tmp_path / "run").write(OPTIONS, Recipe(8), "target", ["a"], 7)
+    settings = json.loads((tmp_path / "run/settings.json").read_text())
+    del settings["options"]["draft_vocabulary"]
+    (tmp_path / "run/settings.json").write_text(json.dumps(settings))
+    again = RunFolder(tmp_path / "run")
+    again.check(replace(OPTIONS, draft_vocabulary=0), "target", ["a"])
+    with pytest.raises(ValueError, match="other options \\(draft_vocabulary\\)"):
+        again.check(OPTIONS, "target", ["a"])

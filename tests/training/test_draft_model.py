@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from blockpilot import LLM
-from blockpilot.drafters.dflash_checkpoint import load_dflash, save_dflash
+from blockpilot.drafters.dflash_checkpoint import load_dflash, save_dflash, write_draft_vocabulary
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.params import SamplingParams
 from blockpilot.targets.checkpoint import load_checkpoint
@@ -107,6 +108,27 @@ def test_ids_that_training_saw_are_a_short_cut_and_no_help(pair, decoded):
     whole = validate(model, readers, embedding, head, torch.arange(len(head)), [2, 6])
     for ids in (seen, seen[:1]):
         assert validate(model, readers, embedding, head, ids, [2, 6]) == whole
+
+
+def test_validation_of_a_drafter_of_some_ids(pair, decoded, tmp_path):
+    """τ is that of decoding with these ids, whatever training saw; the answers hold others, which cost steps."""
+    ids = torch.tensor([0, 3, *range(5, 48, 2)])
+    drafter = shutil.copytree(pair[1], tmp_path / "drafter")
+    write_draft_vocabulary(drafter, ids)
+    readers = unrounded(pair, decoded)
+    model, embedding, head = model_of(pair)
+    with LLM(pair[0], drafter=drafter, max_length=64) as llm:
+        outputs = {
+            w: llm.generate(PROMPTS, [SamplingParams(max_new_tokens=LENGTH, width=w)] * len(PROMPTS))
+            for w in (2, 6)
+        }
+    for seen in (torch.arange(len(head)), torch.tensor([4])):
+        taus, _ = validate(model, readers, embedding, head, seen, [2, 6], ids)
+        for width, found in outputs.items():
+            assert [o.token_ids for o in found] == [o.token_ids for o in decoded[1]]
+            expected = [o.stats.committed / o.stats.steps for o in found]
+            assert taus[width] == pytest.approx(sum(expected) / len(expected))
+    assert taus != validate(model, readers, embedding, head, seen, [2, 6])[0]
 
 
 def test_teachers_begin_with_what_the_target_chose(pair, decoded, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blockpilot import LLM
+from blockpilot.drafters.dflash_checkpoint import write_draft_vocabulary
 from blockpilot.training.label_store import read_labels
 from blockpilot.training.labels import label_prompts
 from blockpilot.training.replay import Answer, ReplayTarget
@@ -14,12 +15,16 @@ from tests.tiny import save_drafter, save_target
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+@pytest.fixture(scope="module", params=["all ids", "some ids"])
+def pair(request, tmp_path_factory):
+    """With a drafter of every id, and one of some: the target says others too."""
     folder = tmp_path_factory.mktemp("pair")
     target = save_target(folder / "target", vocab=48, eos_token_id=1)
     write_tokenizer(target)
-    return target, save_drafter(folder / "drafter", target, block_size=4, seed=1)
+    drafter = save_drafter(folder / "drafter", target, block_size=4, seed=1)
+    if request.param == "some ids":
+        write_draft_vocabulary(drafter, [0, 3, *range(5, 48, 2)])
+    return target, drafter
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

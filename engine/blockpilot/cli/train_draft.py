@@ -58,6 +58,12 @@ WidthsOption = Annotated[
 DistilOption = Annotated[
     float, typer.Option("--distil", min=0, max=1, help="Weight of the target's probabilities in the loss.")
 ]
+DraftVocabularyOption = Annotated[
+    int,
+    typer.Option(
+        "--draft-vocabulary", min=0, help="Ids it drafts, the answers' most frequent; 0: all of them."
+    ),
+]
 
 
 def run(
@@ -79,6 +85,7 @@ def run(
     rate: Annotated[float, typer.Option("--learning-rate", help="At its highest.")] = 1e-3,
     gamma: Annotated[float, typer.Option("--gamma", help="Decay of the columns' weights.")] = 4.0,
     distil: DistilOption = 0.5,
+    draft_vocabulary: DraftVocabularyOption = 8192,
     vocabulary: Annotated[int, typer.Option("--vocabulary", min=2, help="Ids of a step's softmax.")] = 8192,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, order and anchors.")] = 0,
     validation: Annotated[int, typer.Option("--validation", min=1, help="Answers τ is measured on.")] = 48,
@@ -105,6 +112,7 @@ def run(
         else parse_layers("--feature-layers", feature_layers),
         "start": () if start == "random" else None if start is None else parse_layers("--start", start),
         "mask_token_id": mask_token,
+        "draft_vocabulary": draft_vocabulary,
         "validation": validation,
         "widths": parse_window("--widths", widths),
         "every": 60 * every,

@@ -36,7 +36,7 @@ class Drafter(Protocol):
     Attributes:
         kind: short name. block_size: training width B. window: widths it can draft, sorted, 1 included.
         feature_layers: hidden states it wants from the target (HF convention).
-        fingerprint: hash of its weights and config.
+        fingerprint: hash of its weights and config, and of the ids it drafts where these are not all.
     """
 
     kind: str

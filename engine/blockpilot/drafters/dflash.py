@@ -14,6 +14,7 @@ from torch import Tensor
 from blockpilot.drafters import Proposal
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, find_dflash, load_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.draft_vocabulary import DraftVocabulary
 from blockpilot.memory import require_fits
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, make_rows
@@ -57,7 +58,8 @@ head_rows = lru_cache(maxsize=512)(HeadRows.of)
 
 
 class DFlashDrafter:
-    """Drafts from the target's hidden states of committed tokens, through the target's embedding and head.
+    """Drafts from the target's hidden states of committed tokens, through the target's embedding and head, of which it
+    takes only the rows of its draft vocabulary where it has one.
 
     The drafter's cache holds keys and values made from target features only: one context row per committed
     position before the anchor. A block's own keys and values live there during its pass, at the block's
@@ -71,7 +73,7 @@ class DFlashDrafter:
         ValueError: a drafter made for another target, or a draft temperature that is not positive.
 
     Attributes:
-        non_finite: [] int64, drafts so far whose logits were not finite (id 0 was proposed); above zero, the
+        non_finite: [] int64, drafts so far whose logits were not finite (its first id was proposed); above zero, the
             drafter overflows in this dtype.
     """
 
@@ -95,6 +97,7 @@ class DFlashDrafter:
         self.feature_layers = tuple(i + 1 for i in c.target_layer_ids)
         self.window = tuple(range(1, 2 * c.block_size + 1))
         self._embedding, self._capacity = target.embedding, target.capacity
+        self._vocabulary = DraftVocabulary(checkpoint.vocabulary, c.model.vocab_size, target.device)
         self._build(checkpoint, target, max_requests)
         self.non_finite = torch.zeros((), dtype=torch.long, device=target.device)
         columns = torch.arange(max(self.window) - 1, device=target.device)
@@ -112,20 +115,31 @@ class DFlashDrafter:
     ) -> DFlashDrafter:
         """From "bundled", a folder in z-lab's format, or a hub id; see `load_dflash` for what is refused."""
         checkpoint = load_dflash(find_dflash(source))
-        need = cls.memory_bytes(checkpoint.config, max_requests, target.capacity, target.dtype)
+        draft_ids = 0 if checkpoint.vocabulary is None else len(checkpoint.vocabulary)
+        sizes = (checkpoint.config, max_requests, target.capacity, target.dtype)
+        need = cls.memory_bytes(*sizes, draft_ids)
         require_fits({"drafter": need}, target.device)
         return cls(checkpoint, target, max_requests, draft_temperature)
 
     @staticmethod
-    def memory_bytes(config: DFlashConfig, max_requests: int, capacity: int, dtype: torch.dtype) -> int:
-        """Bytes of weights and KV cache, and of the logits of one widest block per slot."""
+    def memory_bytes(
+        config: DFlashConfig, max_requests: int, capacity: int, dtype: torch.dtype, draft_ids: int = 0
+    ) -> int:
+        """Bytes of weights and KV cache, and of the logits of one widest block per slot.
+
+        Args:
+            draft_ids: rows of a head of its own, 0 where the target's is borrowed. The target's is there once more
+                while they are taken from it.
+        """
         m = config.model
         attention = m.hidden_size * m.head_dim * 2 * (m.num_heads + 2 * m.num_kv_heads)
         per_layer = attention + 3 * m.hidden_size * m.intermediate_size
         # A CPU without bf16 matrix instructions keeps rounded weights in fp32, so fp32 is the safe count.
         weights = 4 * (m.num_layers * per_layer + config.feature_size * m.hidden_size)
         kv = (m.num_layers, max_requests, m.num_kv_heads, capacity, m.head_dim, dtype)
-        logits = 4 * m.vocab_size * max_requests * 2 * config.block_size
+        if draft_ids:
+            weights += 4 * (draft_ids + m.vocab_size) * m.hidden_size
+        logits = 4 * (draft_ids or m.vocab_size) * max_requests * 2 * config.block_size
         return weights + KVCache.bytes_needed(*kv) + 2 * logits  # with their noise
 
     def attach(self, target: Target, max_requests: int) -> None:
@@ -179,8 +193,9 @@ class DFlashDrafter:
         return Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
 
     def draft_logits(self, state: State, plan: StepPlan) -> Tensor:
-        """Logits [M, V] float32 of columns 1 … width − 1 of every drafting slot, in order, in whole tiles.
+        """Logits [M, V'] float32 of columns 1 … width − 1 of every drafting slot, in order, in whole tiles.
 
+        V' is the number of ids of the draft vocabulary, V where there is none.
         Rows at or beyond a slot's effective width hold anything.
         """
         logits = self._raw_logits(state, plan)
@@ -206,7 +221,9 @@ class DFlashDrafter:
     def _build(self, checkpoint: DFlashCheckpoint, target: Any, max_requests: int) -> None:
         """Lay out weights, rotary tables and the context cache beside a target of the same implementation."""
         m, device = self.config.model, target.device
-        self._head = target.head
+        ids, self._head = checkpoint.vocabulary, target.head
+        if ids is not None:
+            self._head = PackedLinear(target.head.rows(ids.to(device)), None, target.dtype)
         self._load_weights({k: v.to(device) for k, v in checkpoint.tensors.items()}, target.dtype)
         self._cos, self._sin = (t.to(device) for t in rope_tables(m.rope, m.head_dim, target.capacity))
         kv = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
@@ -265,16 +282,17 @@ class DFlashDrafter:
         distributions do.
         """
         slot = head.slot
-        shared = None if noise is None else noise[plan.draft_source[head.row] - 1]
+        source = plan.draft_source[head.row] - 1
+        shared = None if noise is None else self._vocabulary.noise(noise, source)
         cooled = (state.temperature[slot] * self.draft_temperature).clamp_min(LOWEST_TEMPERATURE)
         temperature = torch.where(state.temperature[slot] > 0, cooled, 0)
         banned = None
         if plan.bans:
             early = state.length[slot] - 1 + head.column < state.free_from[slot]
-            banned = torch.where(early[:, None], state.stop_ids[slot], -1)
+            banned = self._vocabulary.columns(torch.where(early[:, None], state.stop_ids[slot], -1))
         off = torch.zeros_like(temperature)
-        ids, finite = choose(
+        columns, finite = choose(
             logits, shared, temperature, torch.zeros_like(slot), off + 1, off, banned, filtered=False
         )
         self.non_finite += (~finite & (head.column < state.effective[slot])).sum()
-        return ids
+        return self._vocabulary.ids(columns)

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from blockpilot import bundled
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.draft_vocabulary import DRAFT_VOCABULARY, read_ids, write_ids
 from blockpilot.targets import hub
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.stored import (
@@ -32,6 +33,7 @@ from blockpilot.targets.stored import (
 )
 
 CONFIG = "config.json"
+FILES = frozenset({CONFIG, WEIGHTS, DRAFT_VOCABULARY})  # of a drafter's folder, as it is written here
 _DFLASH2_TENSOR = re.compile(r"attention_conv|mlp_conv|candidate_selector")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -42,13 +44,15 @@ class DFlashCheckpoint:
 
     Attributes:
         tensors: published name → tensor in its stored dtype. path: the folder.
-        fingerprint: hex SHA-256 of what the config means and of a sample of every tensor's bytes.
+        fingerprint: hex SHA-256 of what the config means, of a sample of every tensor's bytes and of `vocabulary`.
+        vocabulary: [V'] int64, the ids it drafts, rising; None: all of them.
     """
 
     config: DFlashConfig
     tensors: dict[str, Tensor]
     path: Path
     fingerprint: str
+    vocabulary: Tensor | None = None
 
 
 def find_dflash(source: str | Path) -> Path:
@@ -75,7 +79,8 @@ def load_dflash(folder: Path) -> DFlashCheckpoint:
 
     Raises:
         CheckpointError (a ValueError): DFlash 2, pickled weights, truncated files, missing shards; a missing,
-            unexpected or misshapen tensor; a missing, impossible or contradicted config value.
+            unexpected or misshapen tensor; a missing, impossible or contradicted config value; a draft
+            vocabulary that is not rising ids of the vocabulary.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -85,19 +90,27 @@ def load_dflash(folder: Path) -> DFlashCheckpoint:
     stored = stored_tensors(folder)
     _check_stored(config, stored, folder)
     tensors = {name: read_tensor(found, name) for name, found in stored.items()}
-    return DFlashCheckpoint(config, tensors, folder, _fingerprint(config, tensors))
+    listed = folder / DRAFT_VOCABULARY
+    vocabulary = read_ids(listed, config.model.vocab_size) if listed.exists() else None
+    return DFlashCheckpoint(config, tensors, folder, _fingerprint(config, tensors, vocabulary), vocabulary)
 
 
-def save_dflash(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save_dflash(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    vocabulary: Tensor | None = None,
+) -> None:
     """Write a drafter folder that appears whole or not at all, and loads back bit for bit.
 
     An existing drafter is replaced; a folder that holds anything else is left alone.
 
     Args:
         config: the JSON, as in `DFlashConfig.source`. tensors: under published names, bf16, fp16 or fp32.
+        vocabulary: the ids it drafts, [V'] int64, rising; None for all.
 
     Raises:
-        ValueError: a config or tensors that would not load, or a folder that holds other files.
+        ValueError: a config, tensors or ids that would not load, or a folder that holds other files.
     """
     parsed = _parse(config, folder / CONFIG)
     names = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
@@ -117,9 +130,23 @@ def save_dflash(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
         (temporary / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
         for name in (WEIGHTS, CONFIG):
             _sync(temporary / name)
+        if vocabulary is not None:
+            write_ids(temporary / DRAFT_VOCABULARY, vocabulary, parsed.model.vocab_size)
         _put_folder(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_draft_vocabulary(folder: Path, ids: Tensor | Sequence[int]) -> None:
+    """Let the drafter in `folder` draft only these ids, int64, rising; the file appears whole or not at all.
+
+    Raises:
+        CheckpointError (a ValueError): no config.json, or ids that would not load.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: expected a drafter's folder with {CONFIG}, found none")
+    write_ids(folder / DRAFT_VOCABULARY, ids, _parse(read_json(path), path).model.vocab_size)
 
 
 def check_pair(checkpoint: DFlashCheckpoint, target: ModelConfig) -> None:
@@ -165,9 +192,11 @@ def _check_stored(config: DFlashConfig, stored: Mapping[str, StoredTensor], fold
         )
 
 
-def _fingerprint(config: DFlashConfig, tensors: Mapping[str, Tensor]) -> str:
+def _fingerprint(config: DFlashConfig, tensors: Mapping[str, Tensor], vocabulary: Tensor | None) -> str:
     meaning = {k: v for k, v in vars(config).items() if k not in ("model", "source")}
     text = json.dumps(meaning, sort_keys=True) + fingerprint(config.model, tensors)
+    if vocabulary is not None:
+        text += json.dumps(vocabulary.tolist())
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -181,10 +210,8 @@ def _put_folder(new: Path, folder: Path) -> None:
     if not folder.exists():
         os.replace(new, folder)
         return
-    if other := sorted({p.name for p in folder.iterdir()} - {CONFIG, WEIGHTS}):
-        raise ValueError(
-            f"{folder}: expected a drafter's {CONFIG} and {WEIGHTS} at most, found {other[:5]} too"
-        )
+    if other := sorted({p.name for p in folder.iterdir()} - FILES):
+        raise ValueError(f"{folder}: expected at most a drafter's {sorted(FILES)}, found {other[:5]} too")
     aside = new.with_name(f"{new.name}.old")
     os.replace(folder, aside)
     try:

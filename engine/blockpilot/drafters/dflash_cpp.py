@@ -29,6 +29,7 @@ from blockpilot_kernels.packed_decoder import (
     context_plan,
     decoder_forward,
     decoder_plan,
+    packed_rows,
     stack,
 )
 
@@ -41,9 +42,9 @@ class CppDFlashDrafter(DFlashDrafter):
     def _build(self, checkpoint: DFlashCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
         tensors = dict(checkpoint.tensors.items())
-        packed = Weights(
-            target.dtype, sum(t.numel() for t in tensors.values()) * target.dtype.itemsize + (1 << 20)
-        )
+        ids = checkpoint.vocabulary
+        count = sum(t.numel() for t in tensors.values()) + (0 if ids is None else len(ids) * m.hidden_size)
+        packed = Weights(target.dtype, count * target.dtype.itemsize + (1 << 20))
         get = stored_or_float(tensors, {}, "dense")
         if target.weights != "dense":
             get = in_bytes(get)
@@ -58,8 +59,10 @@ class CppDFlashDrafter(DFlashDrafter):
             pack_layer(packed, get, tensors, f"layers.{i}.", geometry, causal=causal, window=window)
             for i, (causal, window) in enumerate(masks)
         ]
-        lent = (borrowed(target.embedding_record, 1), borrowed(target.head_record, 1))
-        self._plan = decoder_plan(geometry, *lent, packed.vector(tensors["norm.weight"]), layers)
+        embedding, head = borrowed(target.embedding_record, 1), borrowed(target.head_record, 1)
+        if ids is not None:
+            head = packed.linear(packed_rows(target.blob, target.head_record, ids))
+        self._plan = decoder_plan(geometry, embedding, head, packed.vector(tensors["norm.weight"]), layers)
         self._context = self._context_plan(packed, get, tensors, geometry)
         self._weights = [packed.blob(), target.blob]
         self._scalars = (m.rms_norm_eps, self.config.input_embedding_scale, self.config.output_multiplier)
@@ -82,15 +85,17 @@ class CppDFlashDrafter(DFlashDrafter):
         return context_plan(geometry, fc, project, packed.vector(tensors["hidden_norm.weight"]), norms)
 
     @staticmethod
-    def memory_bytes(config: DFlashConfig, max_requests: int, capacity: int, dtype: torch.dtype) -> int:
-        """Bytes of weights and KV cache, and of the logits of one widest block per slot."""
+    def memory_bytes(
+        config: DFlashConfig, max_requests: int, capacity: int, dtype: torch.dtype, draft_ids: int = 0
+    ) -> int:
+        """As `DFlashDrafter.memory_bytes`; a head of its own lies there twice while it is packed."""
         m = config.model
         attention = m.hidden_size * m.head_dim * 2 * (m.num_heads + 2 * m.num_kv_heads)
         per_layer = attention + 3 * m.hidden_size * m.intermediate_size
-        weights = dtype.itemsize * (m.num_layers * per_layer + config.feature_size * m.hidden_size)
+        matrices = m.num_layers * per_layer + (config.feature_size + 2 * draft_ids) * m.hidden_size
         kv = (m.num_layers, max_requests, m.num_kv_heads, capacity, m.head_dim, dtype)
-        logits = 4 * m.vocab_size * max_requests * 2 * config.block_size
-        return weights + CppCache.bytes_needed(*kv) + 2 * logits  # with their noise
+        logits = 4 * (draft_ids or m.vocab_size) * max_requests * 2 * config.block_size
+        return dtype.itemsize * matrices + CppCache.bytes_needed(*kv) + 2 * logits  # with their noise
 
     def _raw_logits(self, state: State, plan: StepPlan) -> Tensor:
         rows = plan.draft_rows

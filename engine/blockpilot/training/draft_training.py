@@ -169,11 +169,13 @@ class DraftTrainer:
             loss, right = draft_loss(hidden, self.head, there, ids, extra, r.distil)
         return loss, right.cpu(), labels
 
-    def validate(self, readers: Sequence[Reader], widths: Sequence[int]) -> dict[str, Any]:
-        """A log line: τ by width, share of right guesses by column."""
+    def validate(
+        self, readers: Sequence[Reader], widths: Sequence[int], vocabulary: Tensor | None = None
+    ) -> dict[str, Any]:
+        """A log line: τ by width, share of right guesses by column; `vocabulary`: the ids drafted, None for all."""
         self.model.eval()
         ids = self.vocabulary.seen
-        taus, accuracy = validate(self.model, readers, self.embedding, self.head, ids, widths)
+        taus, accuracy = validate(self.model, readers, self.embedding, self.head, ids, widths, vocabulary)
         self.model.train()
         return self.line("validation") | {"tau": {str(k): v for k, v in taus.items()}, "accuracy": accuracy}
 

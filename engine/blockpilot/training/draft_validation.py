@@ -20,23 +20,32 @@ ROWS = 512  # rows whose logits exist at once
 
 @torch.no_grad()
 def right_guesses(
-    model: DraftModel, reader: Reader, embedding: Tensor, head: Tensor, ids: Tensor, width: int
+    model: DraftModel,
+    reader: Reader,
+    embedding: Tensor,
+    head: Tensor,
+    ids: Tensor,
+    width: int,
+    vocabulary: Tensor | None = None,
 ) -> Tensor:
     """[anchors, width − 1] bool: which columns of a block at every anchor guess the answer's id.
 
     Args:
         embedding, head: [V, H]. ids: [C] sorted, every label among them: what is looked at first. Other ids are
             looked at only where these guess right, so that the answer is that of the whole vocabulary.
+        vocabulary: [V'] the ids that the drafter drafts; None: all, and only then `ids` are looked at first.
     """
     answer = reader()
     weights = torch.ones(width - 1)
     mask = model.config.mask_token_id
     blocks, labels = make_blocks([answer], [all_anchors(answer)], width, mask, weights)
     hidden = model(blocks.to(embedding.device), embedding)[:, :, 1:].flatten(0, 2)
-    rows, known = head[ids.to(head.device)], labels.ids.to(head.device)
-    right = ids.to(head.device)[_best(hidden, rows)].eq(known)
-    candidates = right.nonzero()[:, 0]
-    right[candidates] = _best(hidden[candidates], head).eq(known[candidates])
+    first = (ids if vocabulary is None else vocabulary).to(head.device)
+    known = labels.ids.to(head.device)
+    right = first[_best(hidden, head[first])].eq(known)
+    if vocabulary is None:
+        candidates = right.nonzero()[:, 0]
+        right[candidates] = _best(hidden[candidates], head).eq(known[candidates])
     return right.cpu().view(-1, width - 1)
 
 
@@ -63,11 +72,13 @@ def validate(
     head: Tensor,
     ids: Tensor,
     widths: Sequence[int],
+    vocabulary: Tensor | None = None,
 ) -> tuple[dict[int, float], list[float]]:
     """Mean τ over answers by width, and the share of right guesses by column at the widest.
 
     Args:
         ids: those that training saw; guesses beyond them are seldom right, which saves looking (`right_guesses`).
+        vocabulary: [V'] the ids that the drafter drafts; None: all.
     """
     labels = [torch.tensor(a.ids[a.start :]) for a in (reader() for reader in readers)]
     ids = torch.cat([ids, *labels]).unique()
@@ -76,7 +87,7 @@ def validate(
     for width in sorted(widths):
         each, right, offered = [], torch.zeros(width - 1), torch.zeros(width - 1)
         for reader in readers:
-            guesses = right_guesses(model, reader, embedding, head, ids, width)
+            guesses = right_guesses(model, reader, embedding, head, ids, width, vocabulary)
             if len(guesses) == 0:
                 continue
             committed, steps = count_steps(guesses)

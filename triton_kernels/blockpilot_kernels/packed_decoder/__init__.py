@@ -29,6 +29,7 @@ from blockpilot_kernels.packed_decoder.plan import (
     context_plan,
     decoder_plan,
 )
+from blockpilot_kernels.packed_decoder.rows import packed_rows
 
 __all__ = [
     "FORMATS",
@@ -47,6 +48,7 @@ __all__ = [
     "interleave",
     "interleaved_rows",
     "packed_linear",
+    "packed_rows",
     "quantise_q8_0",
     "row_independence",
     "stack",

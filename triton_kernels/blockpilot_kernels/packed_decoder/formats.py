@@ -12,8 +12,10 @@ from torch import Tensor
 PANEL, BLOCK, UNIT = 16, 32, 32
 _PIECE = 64 * UNIT  # rows packed at a time
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
-_HEADS = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}  # bytes of scale and offset before a block's codes
+HEADS = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}  # bytes of scale and offset before a block's codes
 _CODES = {"Q8_0": 32, "Q4_0": 16, "Q4_1": 16}
+# Of 16 rows and 32 columns.
+BLOCK_BYTES = {"F32": 2048, "BF16": 1024, **{kind: PANEL * (HEADS[kind] + _CODES[kind]) for kind in HEADS}}
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Blocks:
     data: Tensor
 
     def __post_init__(self) -> None:
-        if self.kind not in _HEADS:
-            raise ValueError(f"Blocks.kind: expected one of {sorted(_HEADS)}, got {self.kind!r}")
-        width = _HEADS[self.kind] + _CODES[self.kind]
+        if self.kind not in HEADS:
+            raise ValueError(f"Blocks.kind: expected one of {sorted(HEADS)}, got {self.kind!r}")
+        width = HEADS[self.kind] + _CODES[self.kind]
         if self.data.ndim != 3 or self.data.shape[2] != width or self.data.dtype != torch.uint8:
             raise ValueError(
                 f"Blocks.data: expected uint8 [N, K / 32, {width}] for {self.kind}, "
@@ -48,7 +50,7 @@ class Blocks:
     def dequantise(self) -> Tensor:
         """[N, K] float32."""
         scale = self.data[..., :2].contiguous().view(torch.float16).float()
-        codes = self.data[..., _HEADS[self.kind] :].contiguous()
+        codes = self.data[..., HEADS[self.kind] :].contiguous()
         if self.kind == "Q8_0":
             return (codes.view(torch.int8).float() * scale).flatten(1)
         nibbles = torch.cat([codes & 15, codes >> 4], -1).float()
@@ -120,7 +122,7 @@ def _pack_floats(part: Tensor, dtype: torch.dtype) -> Tensor:
 def _pack_blocks(blocks: Blocks) -> Tensor:
     data = F.pad(blocks.data, (0, 0, 0, 0, 0, -blocks.data.shape[0] % UNIT))
     panels = data.view(-1, PANEL, *data.shape[1:]).transpose(1, 2)  # [panels, blocks, 16 rows, bytes]
-    head = _HEADS[blocks.kind]
+    head = HEADS[blocks.kind]
     numbers = [panels[..., i : i + 2].flatten(2) for i in range(0, head, 2)]
     codes = panels[..., head:].unflatten(-1, (-1, 4)).transpose(2, 3).flatten(2)  # [groups, 16 rows, 4]
     packed = torch.cat([*numbers, codes], -1)

@@ -41,7 +41,7 @@ def decoder_forward(
         head_rows: [M] int64 rows whose logits are wanted.
 
     Returns:
-        logits [M, V] float32, features [N, n·H] float32; 0 where a row does not exist.
+        logits [M, V] float32, V rows of the head, features [N, n·H] float32; 0 where a row does not exist.
 
     Raises:
         ValueError: a plan, shape, dtype, id or position out of range.

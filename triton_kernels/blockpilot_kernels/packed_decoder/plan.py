@@ -112,7 +112,7 @@ def borrowed(record: Record, blob: int) -> Record:
 def decoder_plan(
     geometry: Geometry, embedding: Record, head: Record, final_norm: int, layers: list[LayerPlan]
 ) -> Tensor:
-    """The words of `decoder_forward`."""
+    """The words of `decoder_forward`; a head may have fewer rows than the embedding."""
     words = [*geometry.words(), *embedding, *head, final_norm]
     return torch.tensor(words + [w for layer in layers for w in layer.words()], device="cpu")
 

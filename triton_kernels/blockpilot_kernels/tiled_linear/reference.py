@@ -74,6 +74,11 @@ class PackedLinear:
         y = (tiles[0] if len(tiles) == 1 else torch.cat(tiles)).float()[:, : self.out_features]
         return y if self._bias is None else y + self._bias
 
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows [R, in_features] of the weight as it was rounded, index [R] int64; a dense copy is made meanwhile."""
+        dense = self._weight.to_dense() if self._packed else self._weight
+        return dense[index, : self.in_features]
+
     def _tile(self, x: Tensor) -> Tensor:
         if self._packed:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
