@@ -84,7 +84,7 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   for (int64_t i = 0; i < h.layers; ++i) layers.push_back(read_layer(reader, s));
   reader.finish();
   const Cache cache = read_cache(keys, values, s, h.layers);
-  const Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s);
+  Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s);
   const int64_t n = slot.numel(), rows = static_cast<int64_t>(pass.rows.size());
   check_tensor("tokens", tokens, at::kLong, {n});
   check_tensor("head_rows", head_rows, at::kLong, {head_rows.numel()});
@@ -93,6 +93,7 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   check_range("feature_layers", feature_layers, h.layers);
 
   const ModelKernels& k = *current_isa().model;
+  pass.tiles = query_tiles(pass.rows, s, k.tile_queries, pass.threads);
   const Arena::Scope scope(arena());
   float* x = arena().take<float>(rows * s.hidden);
   for (int64_t i = 0; i < rows; ++i) {

@@ -15,6 +15,7 @@ constexpr int64_t ROWS_A_THREAD = 4;
 constexpr int64_t CHUNKS_A_THREAD = 4;
 
 constexpr int64_t HEADS_A_THREAD = 40;
+constexpr int64_t TILES_A_THREAD = 2;  // of queries, as far as there are that many
 
 int64_t rows_grain(int64_t rows, int64_t threads) {
   return std::max(ROWS_A_THREAD, (rows + threads - 1) / threads);
@@ -64,53 +65,43 @@ Range visible(const Layer& layer, const Row& row) {
   return {std::max<int64_t>(0, row.position - layer.window + 1), std::min(end, row.position + layer.window)};
 }
 
-// The rows of one slot that stand together, `row` among them.
-Range neighbours(const std::vector<Row>& rows, int64_t row) {
-  const auto slot = [&](int64_t i) { return rows[static_cast<std::size_t>(i)].slot; };
-  Range found = {row, row + 1};
-  while (found.begin > 0 && slot(found.begin - 1) == slot(row)) --found.begin;
-  while (found.end < static_cast<int64_t>(rows.size()) && slot(found.end) == slot(row)) ++found.end;
-  return found;
+// Queries `tile` of one layer, `room` scores and sums for each; out [rows][heads][head dim].
+void attend_tile(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
+                 const Pass& pass, const QueryTile& tile, const float* qkv, float* out) {
+  thread_local std::vector<float> scores;
+  thread_local std::vector<Query> queries;
+  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, groups = s.heads / s.kv_heads;
+  const int64_t room = cache.capacity + cache.padded_dim;
+  const std::size_t needed = static_cast<std::size_t>(k.tile_queries * room);
+  if (scores.size() < needed) scores.resize(needed);
+  const int64_t slot = pass.rows[static_cast<std::size_t>(tile.row)].slot;
+  const Attended over = {
+      offset(cache.keys, cache.bf16, head_start(cache, s, index, slot, tile.kv_head, s.head_dim)),
+      offset(cache.values, cache.bf16, head_start(cache, s, index, slot, tile.kv_head, cache.padded_dim)),
+      cache.bf16,
+      s.head_dim,
+      cache.padded_dim,
+      1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim))};
+  queries.clear();
+  for (int64_t at = tile.begin; at < tile.end; ++at) {
+    const int64_t row = tile.row + at / groups, head = tile.kv_head * groups + at % groups;
+    const Range seen = visible(layer, pass.rows[static_cast<std::size_t>(row)]);
+    float* own = scores.data() + (at - tile.begin) * room;
+    queries.push_back({qkv + row * width + head * s.head_dim, seen.begin, seen.end, own, own + cache.capacity,
+                       out + (row * s.heads + head) * s.head_dim});
+  }
+  k.attend(over, queries.data(), tile.end - tile.begin);
 }
 
-// Queries are numbered so that those over the same keys follow each other: neighbouring rows of a slot, KV
-// head, row, head.
 void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                  const Pass& pass, const float* qkv, float* out) {
-  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, groups = s.heads / s.kv_heads;
-  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
-  const int64_t total = static_cast<int64_t>(pass.rows.size()) * s.heads,
-                room = cache.capacity + cache.padded_dim;
-  const int64_t parts = std::clamp<int64_t>(total / (2 * k.tile_queries * pass.threads), 1, 8) * pass.threads;
-  parallel_chunks(pass.threads, total, (total + parts - 1) / parts, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<float> scores;
-    thread_local std::vector<Query> tile;
-    const std::size_t needed = static_cast<std::size_t>(k.tile_queries * room);
-    if (scores.size() < needed) scores.resize(needed);
-    while (begin < end) {
-      const Range rows = neighbours(pass.rows, begin / s.heads);
-      const int64_t a_head = (rows.end - rows.begin) * groups, first = begin - rows.begin * s.heads;
-      const int64_t kv = first / a_head, stop = std::min(end, begin + a_head - first % a_head);
-      const int64_t slot = pass.rows[static_cast<std::size_t>(rows.begin)].slot;
-      const Attended over = {
-          offset(cache.keys, cache.bf16, head_start(cache, s, index, slot, kv, s.head_dim)),
-          offset(cache.values, cache.bf16, head_start(cache, s, index, slot, kv, cache.padded_dim)),
-          cache.bf16,
-          s.head_dim,
-          cache.padded_dim,
-          scale};
-      tile.clear();
-      for (; begin < stop && static_cast<int64_t>(tile.size()) < k.tile_queries; ++begin) {
-        const int64_t at = (begin - rows.begin * s.heads) % a_head;
-        const int64_t row = rows.begin + at / groups, head = kv * groups + at % groups;
-        const Range seen = visible(layer, pass.rows[static_cast<std::size_t>(row)]);
-        float* own = scores.data() + static_cast<int64_t>(tile.size()) * room;
-        tile.push_back({qkv + row * width + head * s.head_dim, seen.begin, seen.end, own,
-                        own + cache.capacity, out + (row * s.heads + head) * s.head_dim});
-      }
-      k.attend(over, tile.data(), static_cast<int64_t>(tile.size()));
-    }
-  });
+  const int64_t count = static_cast<int64_t>(pass.tiles.size());
+  parallel_chunks(pass.threads, count, std::max<int64_t>(1, count / (CHUNKS_A_THREAD * pass.threads)),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i)
+                      attend_tile(k, s, layer, cache, index, pass, pass.tiles[static_cast<std::size_t>(i)],
+                                  qkv, out);
+                  });
 }
 
 // Norms, rotations and cache writes of the rows' heads. Threads share them by KV head and its queries: keys
@@ -148,6 +139,24 @@ const float* normed(const ModelKernels& k, const Input& input, int64_t columns, 
 }
 
 }  // namespace
+
+std::vector<QueryTile> query_tiles(const std::vector<Row>& rows, const Shape& s, int64_t most,
+                                   int64_t threads) {
+  const int64_t count = static_cast<int64_t>(rows.size()), groups = s.heads / s.kv_heads;
+  most = std::clamp<int64_t>(count * s.heads / (TILES_A_THREAD * threads), 1, most);
+  std::vector<QueryTile> tiles;
+  for (int64_t row = 0, next; row < count; row = next) {
+    next = row + 1;
+    while (next < count &&
+           rows[static_cast<std::size_t>(next)].slot == rows[static_cast<std::size_t>(row)].slot)
+      ++next;
+    const int64_t queries = (next - row) * groups, parts = (queries + most - 1) / most;
+    for (int64_t head = 0; head < s.kv_heads; ++head)
+      for (int64_t i = 0; i < parts; ++i)
+        tiles.push_back({row, head, i * queries / parts, (i + 1) * queries / parts});
+  }
+  return tiles;
+}
 
 void* Arena::bytes(int64_t size) {
   if (at_ == buffers_.size()) buffers_.emplace_back();

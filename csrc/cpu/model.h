@@ -35,8 +35,15 @@ struct Row {
   int64_t extent;  // keys of its slot once this pass has written
 };
 
+// Queries that are taken together: those numbered [begin, end) of a KV head and the rows of one slot from
+// `row` on, in the order row, head.
+struct QueryTile {
+  int64_t row, kv_head, begin, end;
+};
+
 struct Pass {
   std::vector<Row> rows;
+  std::vector<QueryTile> tiles;
   const float *cos, *sin;  // [capacity][head dim / 2]
   int64_t threads;
 };
@@ -68,6 +75,11 @@ class Arena {
 };
 
 Arena& arena();
+
+// Tiles of near equal size, at most `most` queries, that cover the rows' queries; smaller ones if a thread
+// would have few.
+std::vector<QueryTile> query_tiles(const std::vector<Row>& rows, const Shape& shape, int64_t most,
+                                   int64_t threads);
 
 // Rows of a product, [rows][columns]; `norm` [columns] normalises each of them first, unless it is null.
 struct Input {

@@ -34,7 +34,12 @@ static inline void score_chunks(const Attended& a, const Query* query, int64_t c
   vf dot[Q][V];
   for (int q = 0; q < Q; ++q)
     for (int v = 0; v < V; ++v) dot[q][v] = splat(0.0f);
+  // The values of these positions, wanted next, come in meanwhile.
+  constexpr int64_t SIZE = BF16 ? 2 : 4;
+  const uint8_t* values = static_cast<const uint8_t*>(a.values) + chunk * PANEL * a.padded_dim * SIZE;
   for (int64_t d = 0; d < a.dim; ++d) {
+    for (int64_t i = 0; i < C * PANEL * SIZE / 64; ++i)
+      __builtin_prefetch(values + (d * (C * PANEL * SIZE / 64) + i) * 64, 0, 2);
     const auto key = [&](int v) {
       return load_kv<BF16>(a.keys, ((chunk + v / N) * a.dim + d) * PANEL + v % N * LANES);
     };

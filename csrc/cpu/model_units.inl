@@ -106,6 +106,9 @@ static void linear(const Linear& w, const Activations& x, Rounding rounding, int
   const Tiles tiles;
 #endif
   const int64_t unit_bytes = 2 * w.blocks() * block_bytes(w.format);
+  // The first bytes, all at once: waited for one after another they would cost as much as a small matrix.
+  for (int64_t at = 0; at < AHEAD_BYTES; at += LINE)
+    __builtin_prefetch(w.data + unit_begin * unit_bytes + at, 0, 2);
   for (int64_t unit = unit_begin; unit < unit_end; ++unit)
     for (int64_t row = 0; row < m; row += ROW_CHUNK) {
       const int64_t rows = m - row < ROW_CHUNK ? m - row : ROW_CHUNK;
