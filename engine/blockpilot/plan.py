@@ -40,6 +40,12 @@ class StepPlan:
         """Every block column of every active slot, Σ width of them."""
         return make_rows(self.slots, self.widths, self.dump, self.device, self.tile)
 
+    @cached_property
+    def greedy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[N] temperature, top_k, top_p and min_p of rows that neither sample nor filter."""
+        zero = torch.zeros(self.rows.padded, device=self.device)
+        return zero, zero.long(), zero + 1, zero
+
     @property
     def drafts(self) -> bool:
         """Whether any slot drafts at all; otherwise no drafter runs."""

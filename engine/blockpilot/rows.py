@@ -42,6 +42,13 @@ class Rows:
         self.every = torch.arange(self.padded, device=device)
         self.starts = tuple(sum(counts[:i]) for i in range(len(counts)))
         self._tiles: dict[int, AttentionTiles] = {}
+        self._places: dict[int, Tensor] = {}
+
+    def places(self, width: int) -> Tensor:
+        """[padded] flat index of each row in a [slots, width] table."""
+        if width not in self._places:
+            self._places[width] = self.slot * width + self.column
+        return self._places[width]
 
     def tiles(self, groups: int) -> AttentionTiles:
         """Attention tiles for `groups` query heads per KV head."""

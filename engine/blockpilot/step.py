@@ -50,8 +50,9 @@ def run_step(
     rows = plan.rows
     begin_block(state)
     exists = rows.column < state.effective[rows.slot]
-    position = state.length[rows.slot] - 1 + rows.column
-    noise = draw_noise(state, plan, position + 1, target.config.vocab_size)
+    chosen_position = state.length[rows.slot] + rows.column
+    position = chosen_position - 1
+    noise = draw_noise(state, plan, chosen_position, target.config.vocab_size)
 
     if plan.drafts:
         assert drafter is not None  # widths above 1 are refused at admission without a drafter
@@ -63,7 +64,7 @@ def run_step(
     logits, features = target.verify(rows, tokens, position, exists, extent, plan.bound)
     clock.lap("verify")
 
-    ids, finite = choose_rows(state, plan, logits, noise, position + 1)
+    ids, finite = choose_rows(state, plan, logits, noise, chosen_position)
     put_choices(state, plan, ids, finite)
     commit_choices(state)
     found = row_logprobs(logits, ids, plan.logprobs)
@@ -79,10 +80,10 @@ def run_step(
 def begin_block(state: State) -> None:
     """Set this step's effective widths and anchors.
 
-    Width is cut to remaining + 1 and to the room left in the context, as the published DFlash loop does.
+    Width is cut to remaining + 1, as the published DFlash loop does; no limit is beyond the context.
     """
-    remaining, cached = state.limit - state.length, state.length - 1
-    room = torch.minimum(remaining + 1, state.capacity - cached)
+    cached = state.length - 1
+    room = state.limit - cached
     state.effective.copy_(torch.where(state.done, 0, torch.minimum(state.width, room)))
     state.block[:, :1] = state.tokens.gather(1, cached[:, None])
 
@@ -103,13 +104,15 @@ def choose_rows(
     if plan.bans:
         early = chosen_position < state.free_from[slot]
         banned = torch.where(early[:, None], state.stop_ids[slot], -1)
-    per_row = (state.temperature[slot], state.top_k[slot], state.top_p[slot], state.min_p[slot])
+    per_row = plan.greedy
+    if plan.sampled:
+        per_row = (state.temperature[slot], state.top_k[slot], state.top_p[slot], state.min_p[slot])
     return choose(logits, noise, *per_row, banned, filtered=plan.filtered)
 
 
 def put_choices(state: State, plan: StepPlan, ids: Tensor, finite: Tensor) -> None:
     """Scatter packed choices to [R, W]."""
-    at = plan.rows.slot * state.widest + plan.rows.column
+    at = plan.rows.places(state.widest)
     state.choice.view(-1).index_copy_(0, at, ids)
     state.finite.view(-1).index_copy_(0, at, finite)
 
