@@ -15,7 +15,7 @@ REQUIRED = os.environ.get("BLOCKPILOT_REQUIRE_EXT", "0") == "1"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 OPENMP = ["-fopenmp"] if sys.platform == "linux" else []  # at::parallel_for is serial without it
 
-# No contraction into fused multiply-adds: every instruction set then rounds alike.
+# No contraction into fused multiply-adds: only what asks for one gets one, whatever the compiler.
 FLAGS = [
     "-O3",
     "-g0",

@@ -111,7 +111,7 @@ inline Layer read_layer(PlanReader& plan, const Shape& s) {
   layer.post_norm = plan.norm(s.hidden, false);
   layer.query_norm = plan.norm(s.head_dim, true);
   layer.key_norm = plan.norm(s.head_dim, true);
-  layer.window = plan.word(0, INT64_MAX);
+  layer.window = plan.word(0, int64_t{1} << 40);
   layer.causal = plan.word(0, 1) == 1;
   return layer;
 }

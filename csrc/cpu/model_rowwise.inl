@@ -58,8 +58,9 @@ static inline float round_bf16(float x) {
   return x;
 }
 
-// A block's codes of at most ±`most`, their scale and the sum of what they stand for. A block with NaN or
-// ±inf gets the scale NaN, so that whatever it meets becomes NaN.
+// A block's codes of at most ±`most`, their scale, the sum of what they stand for, and their own sum. A block with
+// NaN or ±inf gets the scale NaN, so that whatever it meets becomes NaN; one so small that its inverse scale
+// would overflow counts as zero.
 static inline void quantise_block(const float* x, float most, int32_t* codes, float* scale, float* sum,
                                   int32_t* code_sum) {
   vf largest = splat(0.0f), bad = splat(0.0f);
@@ -72,7 +73,7 @@ static inline void quantise_block(const float* x, float most, int32_t* codes, fl
     bad = bad + (v - v);
   }
   const float top = max_lanes(largest), wrong = sum_lanes(bad), step = top / most + wrong;
-  const vf inverse = splat(top > 0x1p-120f && wrong == 0.0f ? most / top : 0.0f), shift = splat(12582912.0f);
+  const vf inverse = splat(top > 0x1p-110f && wrong == 0.0f ? most / top : 0.0f), shift = splat(12582912.0f);
   vi total = {};
   for (int64_t j = 0; j < BLOCK; j += LANES) {
     vf v;

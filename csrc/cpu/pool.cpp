@@ -4,9 +4,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #if defined(__linux__) || defined(__APPLE__)
 #include <pthread.h>
@@ -49,8 +52,8 @@ bool spin_while(const Condition& waiting) {
 class Pool {
  public:
   void run(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context) {
-    const int64_t ranges = std::min(threads, MAX_THREADS), chunks = (count + grain - 1) / grain;
-    grow(ranges - 1);
+    const int64_t ranges = 1 + grow(std::min(threads, MAX_THREADS) - 1);
+    const int64_t chunks = (count + grain - 1) / grain;
     function_ = function;
     context_ = context;
     count_ = count;
@@ -65,6 +68,8 @@ class Pool {
     work(job, ranges, 0);
     const auto unfinished = [&] { return finished_.value.load(std::memory_order_acquire) - before < chunks; };
     while (!spin_while(unfinished)) std::this_thread::yield();
+    if (failed_.exchange(false, std::memory_order_acq_rel))
+      std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
@@ -93,16 +98,27 @@ class Pool {
       } while (!left_[range].value.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel));
       const int64_t chunks = (count_ + grain_ - 1) / grain_;
       const int64_t begin = (end_of(range, ranges, chunks) - (seen & 0xffffffff)) * grain_;
-      function_(context_, begin, std::min(begin + grain_, count_));
+      try {
+        function_(context_, begin, std::min(begin + grain_, count_));
+      } catch (...) {  // the others are still using what the caller will destroy: thrown when all are done
+        const std::lock_guard<std::mutex> lock(mutex_);
+        error_ = std::current_exception();
+        failed_.store(true, std::memory_order_release);
+      }
     }
   }
 
-  void grow(int64_t wanted) {
-    while (static_cast<int64_t>(threads_.size()) < wanted) {
-      const int64_t index = static_cast<int64_t>(threads_.size());
-      threads_.emplace_back([this, index] { serve(index); });
-      threads_.back().detach();
+  // How many of the wanted helpers there are: as many as the system lets start.
+  int64_t grow(int64_t wanted) {
+    for (; started_ < wanted; ++started_) {
+      const int64_t index = started_;
+      try {
+        std::thread([this, index] { serve(index); }).detach();
+      } catch (const std::system_error&) {
+        return started_;
+      }
     }
+    return wanted;
   }
 
   [[noreturn]] void serve(int64_t index) {
@@ -132,7 +148,9 @@ class Pool {
     ready_.notify_all();
   }
 
-  std::vector<std::thread> threads_;
+  int64_t started_ = 0;
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};
   std::mutex mutex_;
   std::condition_variable ready_;
   Word left_[MAX_THREADS];
@@ -147,8 +165,18 @@ class Pool {
 std::mutex caller;  // one loop at a time
 std::atomic<Pool*> pool{nullptr};
 
-// A forked child has the pool but not its threads: it starts another and leaves the old one alone.
-void forget_in_child() { pool = nullptr; }
+// A forked child has the pool but not its threads, nor the thread that may have held the lock: it starts
+// another pool and leaves the old one alone.
+void forget_in_child() {
+  pool = nullptr;
+  new (&caller) std::mutex;
+}
+
+// Marks this thread as running chunks while it lives.
+struct Inside {
+  Inside() { inside = true; }
+  ~Inside() { inside = false; }
+};
 
 }  // namespace
 
@@ -162,9 +190,8 @@ void run_chunks(int64_t threads, int64_t count, int64_t grain, ChunkFunction fun
 #endif
     pool = new Pool;  // lives as long as the process: its threads may outlast static destruction
   }
-  inside = true;
+  const Inside here;
   pool.load()->run(threads, count, grain, function, context);
-  inside = false;
 }
 
 }  // namespace blockpilot

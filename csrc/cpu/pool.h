@@ -10,8 +10,9 @@ namespace blockpilot {
 using ChunkFunction = void (*)(void* context, int64_t begin, int64_t end);
 
 // Calls function(context, begin, end) for ranges of `grain` that cover [0, count), on at most `threads`
-// threads, the caller's among them. Returns when all are done. Calls from several threads, or from inside a
-// chunk, run one after another or serially.
+// threads, the caller's among them, fewer if no more can be started. Returns when all are done, or throws
+// then what one of them threw. While one caller's loop runs on threads, those of other callers, and loops
+// inside its chunks, run on their own thread alone.
 void run_chunks(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context);
 
 template <typename Body>

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +39,19 @@ def test_callers_at_once():
 
     with threads(3), ThreadPoolExecutor(3) as callers:
         assert list(callers.map(work, range(3))) == [True] * 3
+
+
+def test_a_chunk_that_throws(tmp_path: Path) -> None:
+    """The exception reaches the caller once no chunk runs any more, and later loops use every thread."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no g++ or clang++ to compile the driver with")
+    program, here = tmp_path / "driver", Path(__file__).resolve()
+    sources = [here.with_name("pool_driver.cpp"), here.parents[2] / "csrc" / "cpu" / "pool.cpp"]
+    flags = ["-std=c++17", "-O1", "-pthread", f"-I{sources[1].parent}", "-o", program]
+    subprocess.run([compiler, *sources, *flags], check=True)
+    ran = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_numbers_of_threads_between_calls():

@@ -91,7 +91,7 @@ def load_dflash(folder: Path) -> DFlashCheckpoint:
     _check_stored(config, stored, folder)
     tensors = {name: read_tensor(found, name) for name, found in stored.items()}
     listed = folder / DRAFT_VOCABULARY
-    vocabulary = read_ids(listed, config.model.vocab_size) if listed.exists() else None
+    vocabulary = read_ids(listed, config.model.vocab_size) if os.path.lexists(listed) else None
     return DFlashCheckpoint(config, tensors, folder, _fingerprint(config, tensors, vocabulary), vocabulary)
 
 
