@@ -173,7 +173,7 @@ def _print(report: dict[str, Any]) -> None:
     if report["speedup"] is not None:
         say(f"speculative / plain: {report['speedup']:.2f}")
         if report["speedup"] < 1:
-            say("this drafter does not pay on this machine: decode plainly with --drafter none")
+            say("drafting did not pay in this run; where bench agrees, decode plainly with --drafter none")
     difference = report["first_difference"]
     if difference is None:
         say("identical: yes", style="bold green")

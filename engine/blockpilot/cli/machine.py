@@ -36,13 +36,16 @@ def cpu_model() -> str:
 
 
 def hardware(threads: int | None = None) -> dict[str, Any]:
-    """Processor, instruction set, cores available to this process, threads in use, CUDA devices."""
+    """Processor, torch's instruction set and that of our kernels, cores of this process, threads, CUDA devices."""
     import torch
+
+    from blockpilot_kernels import dispatch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": None if dispatch.extension_error() else torch.ops.blockpilot.isa(),
         "cores": cores,
         "threads": threads or torch.get_num_threads(),
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

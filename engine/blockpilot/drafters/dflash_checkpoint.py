@@ -19,6 +19,7 @@ from torch import Tensor
 from blockpilot import bundled
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.drafters.draft_vocabulary import DRAFT_VOCABULARY, read_ids, write_ids
+from blockpilot.policies.atomic import replacing
 from blockpilot.targets import hub
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.stored import (
@@ -122,11 +123,9 @@ def save_dflash(
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     temporary.mkdir(parents=True)
     try:
-        save_file(
-            {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()},
-            temporary / WEIGHTS,
-            metadata={"format": "pt"},
-        )
+        kept = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
+        with replacing(temporary / WEIGHTS) as path:
+            save_file(kept, path, metadata={"format": "pt"})
         (temporary / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
         for name in (WEIGHTS, CONFIG):
             _sync(temporary / name)
