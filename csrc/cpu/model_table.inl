@@ -2,6 +2,13 @@
 namespace blockpilot {
 namespace MODEL_ISA {
 
+// Whether the 16 weights of a panel are all zero, as nearly all of a distribution's are.
+static inline bool weightless(const float* weights, int64_t count) {
+  uint32_t any = 0;
+  for (int64_t i = 0; i < count; ++i) any |= weights[i] != 0.0f;
+  return any == 0;
+}
+
 template <Format F>
 static void weighted_block(const Linear& t, const float* weights, int64_t begin, int64_t end, int64_t b,
                            float* out) {
@@ -9,6 +16,8 @@ static void weighted_block(const Linear& t, const float* weights, int64_t begin,
   for (int64_t k = 0; k < BLOCK; ++k) sum[k] = splat(0.0f);
   const int64_t width = block_bytes(F);
   for (int64_t panel = begin; panel < end; ++panel) {
+    const int64_t left = t.rows - panel * PANEL, count = left < PANEL ? left : PANEL;
+    if (count <= 0 || weightless(weights + panel * PANEL, count)) continue;
     const uint8_t* block = t.data + (panel * t.blocks() + b) * width;
     for (int64_t v = 0; v < VECTORS; ++v) {
       float padded[LANES];

@@ -3,8 +3,8 @@
 `full` is the paper's network over the whole vocabulary. `compact` reads the same distribution through the
 target's embedding: the probability-weighted mean of its rows, H numbers, and is small enough to ship.
 
-A row's width never depends on the rows beside it: reductions over the vocabulary and the network run in tiles
-of exactly 16 rows, the mean embedding row by row.
+A row's width never depends on the rows beside it: reductions over the vocabulary run in tiles of exactly 16 rows
+or, as the mean embedding, row by row, and the network in tiles of 16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ DEFAULT_HIDDEN = {"full": 2048, "compact": 256}
 TOP_K = 64
 HIDDEN_LAYERS = ("first", "second", "third", "fourth")
 _VOCABULARY_CHUNK = 4096
+_SOFTMAX = ("probabilities", "mean_embedding")
 _RMS_EPSILON = 1e-12
+_LEAST = 2.0**-12
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class WidthNetwork(nn.Module):
 def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | Table | None = None) -> Tensor:
     """What a predictor of `input_kind` reads, [R, D] float32, from raw logits [R, V] of any float dtype.
 
-    "mean_embedding" needs the target's embedding [V, H]: softmax(logits) @ E, over its root mean square.
+    "mean_embedding" needs the target's embedding [V, H]: softmax(logits) @ E, over its root mean square;
+    probabilities below 2⁻¹² count as zero, so that few of the table's rows are read.
     A row with a non-finite logit is read as all-zero logits. A row's bits depend on no other row.
     """
     if last_logits.ndim != 2:
@@ -142,10 +145,12 @@ def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | Table
             )
     logits = last_logits.float()
     logits = torch.where(torch.isfinite(logits).all(-1, keepdim=True), logits, 0.0)
-    tiles = [_tile_input(t, input_kind) for t in torch.split(pad_rows(logits), TILE)]
-    vectors = torch.cat(tiles)[: last_logits.shape[0]]  # [R, V]
+    # softmax works row by row whatever their number; other reductions over the vocabulary do not.
+    parts = logits.split(1) if input_kind in _SOFTMAX else pad_rows(logits).split(TILE)
+    vectors = torch.cat([_tile_input(t, input_kind) for t in parts])[: last_logits.shape[0]]  # [R, V]
     if embedding is None or input_kind != "mean_embedding":
         return vectors
+    vectors = torch.where(vectors < _LEAST, 0.0, vectors)
     return (
         _unit(embedding.weighted_mean(vectors))
         if isinstance(embedding, Table)
@@ -154,7 +159,7 @@ def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | Table
 
 
 def _tile_input(logits: Tensor, input_kind: str) -> Tensor:
-    """[16, V] → [16, V]."""
+    """[n, V] → [n, V], n always the same for a kind."""
     if input_kind == "raw":
         return logits
     if input_kind == "normalised":
@@ -163,7 +168,7 @@ def _tile_input(logits: Tensor, input_kind: str) -> Tensor:
     if input_kind == "top_k":
         least = logits.topk(min(TOP_K, logits.shape[-1]), -1).values[:, -1:]
         return torch.where(logits >= least, logits, 0.0)
-    if input_kind not in ("probabilities", "mean_embedding"):
+    if input_kind not in _SOFTMAX:
         kinds = [k for kinds in INPUT_KINDS.values() for k in kinds]
         raise ValueError(f"input_kind: expected one of {kinds}, got {input_kind!r}")
     return torch.softmax(logits, -1)

@@ -32,6 +32,7 @@ from blockpilot.training.calibration import Calibration
 from blockpilot.training.calibration_rows import PHASES, Spread, StepCost
 
 DEFAULT_CONTEXTS = (128, 512, 1024)
+SETTLE = 4  # steps of a width before the one that is timed: large caches are not filled by one pass
 WARMUP = 1  # rounds whose steps lay out plans and touch memory for the first time
 SEED = 0
 
@@ -179,14 +180,15 @@ def _rounds(
     """Seconds by phase of every measured step, by width.
 
     A round takes every width once in a random order, so that drift of the machine hits all alike. A request keeps its
-    width, so the step that is timed follows one of the same width: what that one leaves in the caches is part of it.
+    width, so the step that is timed follows some of the same width: what they leave in the caches is part of it.
     """
     order, draw = list(grid.widths), random.Random(SEED)
     samples: dict[int, list[dict[str, float]]] = {width: [] for width in order}
     for i in range(WARMUP + grid.repeats):
         draw.shuffle(order)
         for width in order:
-            _timed_step(scheduler, handles, width)
+            for _ in range(SETTLE):
+                _timed_step(scheduler, handles, width)
             sample = _timed_step(scheduler, handles, width)
             if i >= WARMUP:
                 samples[width].append(sample)
