@@ -51,7 +51,7 @@ def _decode(llm: LLM, width: int | None, request: Request) -> Run:
         token_ids=tuple(output.token_ids),
         first_token=stats.time_to_first_token,
         decoding=wall - stats.seconds["prefill"],
-        steps=None if stats.width == 1 else stats.steps,
+        steps=None if width == 1 else stats.steps,
         phases=stats.seconds,
         error=None if output.error is None else f"{type(output.error).__name__}: {output.error}",
     )
