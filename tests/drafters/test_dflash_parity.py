@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from blockpilot import LLM, SamplingParams, bundled
+from blockpilot.drafters.dflash_checkpoint import load_dflash
 from blockpilot.plan import StepPlan
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
@@ -190,7 +191,7 @@ def test_a_stop_inside_a_block_ends_the_same_round(load, drafter_for, no_cuda_cl
 
 @torch.inference_mode()
 def test_the_bundled_drafter_on_a_real_prompt(load):
-    """SmolLM2's own features, embedding and head: the bundled drafter says what the package's model says."""
+    """SmolLM2's own features, embedding and head: the bundled drafter says what the package's model says of its ids."""
     try:
         find_smollm2()
     except ValueError:
@@ -211,6 +212,8 @@ def test_the_bundled_drafter_on_a_real_prompt(load):
         target_hidden=features[None],
     )
     theirs = model.compute_logits(hidden[:, 1:], lambda h: F.linear(h, table))[0]
+    listed = load_dflash(bundled.drafter_path()).vocabulary
+    theirs = theirs if listed is None else theirs[:, listed]
     assert ours.std() > 0.5
     assert (ours - theirs).abs().max() <= 1e-3
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))

@@ -93,11 +93,12 @@ def test_a_rewound_step_is_the_first_step_of_a_fresh_request(llm, monkeypatch):
 
     monkeypatch.setattr(step_timing, "_timed_step", watched)
     run(llm, requests=(3,), contexts=(6, 25, 58), repeats=3)
-    assert len(seen) == 3 * 3 * 4 and all(len(each) == 8 for each in seen.values())
+    steps = (step_timing.WARMUP + 3) * (step_timing.SETTLE + 1)
+    assert len(seen) == 3 * 3 * 4 and all(len(each) == steps for each in seen.values())
     for (prompt, width), each in seen.items():
         fresh = llm.submit(prompt, SamplingParams(max_new_tokens=None, ignore_eos=True, width=width))
         llm.step()
-        assert each == [fresh.token_ids] * 8
+        assert each == [fresh.token_ids] * steps
         llm.cancel(fresh)
     accepted = {len(each[0]) - 2 for each in seen.values()}
     assert len(accepted) > 1  # a pair that never agrees would show nothing
