@@ -60,7 +60,7 @@ static inline void store_dots(int32_t (*to)[16]) {
   __asm__ volatile("tilestored %%tmm%c1, (%2,%3,1)" : "=m"(*(Memory*)to) : "i"(T), "r"(to), "r"(int64_t{64}));
 }
 
-// Blocks on their way: unpacked two ahead, multiplied, stored one later and finished two later.
+// Blocks on their way: unpacked two ahead, multiplied, stored and finished two later.
 struct alignas(64) Stages {
   uint8_t codes[4][2][8][64];
   int32_t dots[2][2][16][16];
@@ -80,7 +80,7 @@ static inline INLINE void unpack_stage(const uint8_t* const* data, int64_t b, in
   }
 }
 
-// Multiplies block b of parity ODD, after storing what block b − 2 left in its sums.
+// Multiplies block b of parity ODD into the sums that store_stage has emptied of block b − 2.
 template <Format F, int P, bool ODD>
 static inline INLINE void dot_stage(const uint8_t* const* data, const int8_t* codes, int64_t b, Stages& s) {
   constexpr bool SIGNED = F == Format::Q8_0;
