@@ -18,7 +18,7 @@ WIDTHS = tuple(range(1, 9))
 
 @pytest.fixture
 def policy_path(tmp_path):
-    network = WidthNetwork(Architecture("compact", "mean_embedding", 16, 16, (1, 3, 5)))
+    network = WidthNetwork(Architecture("compact", "mean_likely_embedding", 16, 16, (1, 3, 5)))
     path = tmp_path / "policy.safetensors"
     save_policy(PolicyFile(Predictor(network), Pair("target-a", "drafter-a"), "acceptance"), path)
     return path

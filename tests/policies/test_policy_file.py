@@ -25,7 +25,7 @@ PAIR = Pair("target-fingerprint", "drafter-fingerprint")
 
 
 def policy(**over) -> PolicyFile:
-    network = WidthNetwork(Architecture("compact", "mean_embedding", 24, 16, (2, 3, 5)), seed=4)
+    network = WidthNetwork(Architecture("compact", "mean_likely_embedding", 24, 16, (2, 3, 5)), seed=4)
     values = {
         "policy": Predictor(network),
         "pair": PAIR,
@@ -261,7 +261,7 @@ def test_a_wrong_fixed_policy_is_named(path, architecture, tensors, message):
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_every_depth_comes_back_and_decides_alike(path, depth):
-    made = Architecture("compact", "mean_embedding", 24, 16, (2, 3, 5), depth=depth)
+    made = Architecture("compact", "mean_likely_embedding", 24, 16, (2, 3, 5), depth=depth)
     wrote = Predictor(WidthNetwork(made, seed=1))
     save_policy(policy(policy=wrote), path)
     read, x = read_policy(path).predictor, torch.randn(9, 24)

@@ -16,11 +16,11 @@ KINDS = [
     ("full", "probabilities"),
     ("full", "normalised"),
     ("full", "top_k"),
-    ("compact", "mean_embedding"),
+    ("compact", "mean_likely_embedding"),
 ]
 
 
-def predictor(kind: str = "compact", input_kind: str = "mean_embedding", seed: int = 0) -> Predictor:
+def predictor(kind: str = "compact", input_kind: str = "mean_likely_embedding", seed: int = 0) -> Predictor:
     size = VOCAB if kind == "full" else HIDDEN
     made = Predictor(WidthNetwork(Architecture(kind, input_kind, size, 40, WINDOW), seed))
     made.bind(embedding())
@@ -60,7 +60,7 @@ def test_inputs_against_float64(input_kind):
         "probabilities": p,
         "top_k": torch.where(x >= x.sort(-1, descending=True).values[:, TOP_K - 1 : TOP_K], x, 0),
         "normalised": (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True, unbiased=False),
-        "mean_embedding": mean / mean.square().mean(-1, keepdim=True).sqrt(),
+        "mean_likely_embedding": mean / mean.square().mean(-1, keepdim=True).sqrt(),
     }[input_kind]
     got = policy_input(x.float(), input_kind, embedding())
     assert got.dtype == torch.float32
@@ -69,7 +69,7 @@ def test_inputs_against_float64(input_kind):
 
 def test_scores_are_the_papers_network():
     policy = predictor()
-    x = policy_input(logits(7), "mean_embedding", embedding())
+    x = policy_input(logits(7), "mean_likely_embedding", embedding())
     w = {k: v.double() for k, v in policy.network.state_dict().items()}
     first = torch.relu(x.double() @ w["first.weight"].T + w["first.bias"])
     second = first + torch.relu(first @ w["second.weight"].T + w["second.bias"])
@@ -89,7 +89,7 @@ def test_the_papers_sizes_and_kaiming_weights():
 
 
 def test_dropout_acts_in_training_only():
-    network = WidthNetwork(Architecture("compact", "mean_embedding", HIDDEN, 40, WINDOW))
+    network = WidthNetwork(Architecture("compact", "mean_likely_embedding", HIDDEN, 40, WINDOW))
     x = torch.randn(4, HIDDEN)
     assert not torch.equal(network.train()(x), network(x))
     assert torch.equal(network.eval()(x), network(x))
@@ -132,11 +132,11 @@ def test_a_row_depends_on_nothing_beside_it(kind, input_kind, threads):
 def test_the_mean_row_is_row_independent_at_any_size(vocabulary, hidden):
     table = torch.randn(vocabulary, hidden)
     row = logits(1, 1, vocabulary)
-    alone = policy_input(row, "mean_embedding", table)[0]
+    alone = policy_input(row, "mean_likely_embedding", table)[0]
     for at in (0, 3, 6, 11, 15):
         batch = logits(16, 2 + at, vocabulary)
         batch[at] = row[0]
-        assert same_bits(policy_input(batch, "mean_embedding", table)[at], alone)
+        assert same_bits(policy_input(batch, "mean_likely_embedding", table)[at], alone)
 
 
 def test_a_row_with_nan_takes_the_lowest_width_and_spoils_no_neighbour():
@@ -177,12 +177,12 @@ def test_inputs_of_the_caller_are_left_alone_and_dtypes_and_strides_do_not_matte
 
 def test_a_bfloat16_table_is_read_in_float32():
     table = embedding().bfloat16()
-    got = policy_input(logits(3), "mean_embedding", table)
-    assert same_bits(got, policy_input(logits(3), "mean_embedding", table.float()))
+    got = policy_input(logits(3), "mean_likely_embedding", table)
+    assert same_bits(got, policy_input(logits(3), "mean_likely_embedding", table.float()))
 
 
 def test_wrong_tables_and_shapes_are_refused():
-    unbound = Predictor(WidthNetwork(Architecture("compact", "mean_embedding", HIDDEN, 40, WINDOW)))
+    unbound = Predictor(WidthNetwork(Architecture("compact", "mean_likely_embedding", HIDDEN, 40, WINDOW)))
     with pytest.raises(ValueError, match="call bind"):
         unbound.choose(logits(1))
     with pytest.raises(ValueError, match=f"H = {HIDDEN}"):
@@ -214,7 +214,7 @@ def test_wrong_tables_and_shapes_are_refused():
 def test_impossible_architectures_are_refused(change, message):
     values = {
         "kind": "compact",
-        "input_kind": "mean_embedding",
+        "input_kind": "mean_likely_embedding",
         "input_size": 8,
         "hidden": 8,
         "window": (1, 2),

@@ -146,7 +146,7 @@ def write_labels(
         "pair": {"target": "fake-target", "drafter": "fake-drafter"},
         "block_size": BLOCK,
         "window": list(WINDOW),
-        "input_kind": "mean_embedding",
+        "input_kind": "mean_likely_embedding",
         "input_size": HIDDEN,
         "vocabulary": VOCAB,
         **over,

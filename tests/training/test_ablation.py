@@ -73,7 +73,8 @@ def test_with_raw_logits_every_input_is_trained(tmp_path):
     assert made["hidden", 8]["input_kind"] == "raw" and made["hidden", 8]["window"] == [4, 7, 8]
     assert all(made["input", kind]["result"] for kind in ablation.GRID["input"])
     assert (
-        made["input", "raw"]["result"]["parameters"] > made["input", "mean_embedding"]["result"]["parameters"]
+        made["input", "raw"]["result"]["parameters"]
+        > made["input", "mean_likely_embedding"]["result"]["parameters"]
     )
 
 

@@ -51,7 +51,7 @@ def test_rows_say_what_every_width_was_worth(path):
 def test_the_input_is_bit_for_bit_what_a_predictor_would_read(path):
     run(path)
     for row, prompt in zip(read_labels(path)[1], prompts(10), strict=True):
-        wanted = policy_input(logits_of(prompt["prompt"])[None], "mean_embedding", embedding())[0]
+        wanted = policy_input(logits_of(prompt["prompt"])[None], "mean_likely_embedding", embedding())[0]
         assert torch.equal(decode_input(row["input"], HIDDEN), wanted)
 
 
@@ -167,7 +167,7 @@ def test_answers_without_a_step_and_failures_are_kept_apart(path):
     assert (summary.labelled, summary.unusable, summary.identical) == (10, 2, 9)
     rows = read_labels(path)[1]
     assert rows[1]["input"] is None and rows[1]["tau"] == [None] * 3 and rows[5]["finish_reason"] == "error"
-    wanted = policy_input(logits_of(items[2]["prompt"])[None], "mean_embedding", embedding())[0]
+    wanted = policy_input(logits_of(items[2]["prompt"])[None], "mean_likely_embedding", embedding())[0]
     assert torch.equal(decode_input(rows[2]["input"], HIDDEN), wanted)
     examples = load_examples([path]).examples
     assert examples.ids == tuple(p["id"] for i, p in enumerate(items) if i not in (1, 5))

@@ -148,7 +148,7 @@ def test_the_papers_defaults_belong_to_full():
         0.2,
         "raw",
     )
-    assert (compact.hidden, compact.input_kind) == (256, "mean_embedding")
+    assert (compact.hidden, compact.input_kind) == (256, "mean_likely_embedding")
 
 
 @pytest.mark.parametrize("input_kind", ["raw", "probabilities", "normalised"])

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from blockpilot.policies.contract import Table, check_window
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
-INPUT_KINDS = {"full": ("raw", "probabilities", "normalised", "top_k"), "compact": ("mean_embedding",)}
+INPUT_KINDS = {"full": ("raw", "probabilities", "normalised", "top_k"), "compact": ("mean_likely_embedding",)}
 DEFAULT_HIDDEN = {"full": 2048, "compact": 256}
 TOP_K = 64
 HIDDEN_LAYERS = ("first", "second", "third", "fourth")
 _VOCABULARY_CHUNK = 4096
-_SOFTMAX = ("probabilities", "mean_embedding")
+_SOFTMAX = ("probabilities", "mean_likely_embedding")
 _RMS_EPSILON = 1e-12
 _LEAST = 2.0**-12
 
@@ -35,7 +35,7 @@ class Architecture:
     Attributes:
         kind: "full" or "compact".
         input_kind: "raw" logits, "probabilities", "normalised" (zero mean, unit variance) or "top_k" logits (the
-            `TOP_K` largest, zero elsewhere) for full; "mean_embedding" for compact.
+            `TOP_K` largest, zero elsewhere) for full; "mean_likely_embedding" for compact.
         input_size: V for full, H for compact.
         hidden: width of every hidden layer.
         window: the widths to choose from, one class each.
@@ -130,13 +130,13 @@ class WidthNetwork(nn.Module):
 def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | Table | None = None) -> Tensor:
     """What a predictor of `input_kind` reads, [R, D] float32, from raw logits [R, V] of any float dtype.
 
-    "mean_embedding" needs the target's embedding [V, H]: softmax(logits) @ E, over its root mean square;
+    "mean_likely_embedding" needs the target's embedding [V, H]: softmax(logits) @ E, over its root mean square;
     probabilities below 2⁻¹² count as zero, so that few of the table's rows are read.
     A row with a non-finite logit is read as all-zero logits. A row's bits depend on no other row.
     """
     if last_logits.ndim != 2:
         raise ValueError(f"last_logits: expected [R, V], got shape {tuple(last_logits.shape)}")
-    if input_kind == "mean_embedding":
+    if input_kind == "mean_likely_embedding":
         vocabulary = None if embedding is None else embedding.shape[0]
         if vocabulary != last_logits.shape[1]:
             raise ValueError(
@@ -148,7 +148,7 @@ def policy_input(last_logits: Tensor, input_kind: str, embedding: Tensor | Table
     # softmax works row by row whatever their number; other reductions over the vocabulary do not.
     parts = logits.split(1) if input_kind in _SOFTMAX else pad_rows(logits).split(TILE)
     vectors = torch.cat([_tile_input(t, input_kind) for t in parts])[: last_logits.shape[0]]  # [R, V]
-    if embedding is None or input_kind != "mean_embedding":
+    if embedding is None or input_kind != "mean_likely_embedding":
         return vectors
     vectors = torch.where(vectors < _LEAST, 0.0, vectors)
     return (

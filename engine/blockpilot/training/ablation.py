@@ -27,7 +27,7 @@ from blockpilot.training.losses import targets
 from blockpilot.training.policy_training import Files, TrainingData, load_data, part
 
 FORMAT = 1
-COMPACT = "mean_embedding"
+COMPACT = "mean_likely_embedding"
 GRID: dict[str, tuple[Any, ...]] = {
     "k": (1, 2, 3),
     "hidden": (1024, 2048, 4096),

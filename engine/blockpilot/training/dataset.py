@@ -82,7 +82,7 @@ class LabelSet:
 
 def load_examples(
     files: Sequence[str | Path],
-    input_kind: str = "mean_embedding",
+    input_kind: str = "mean_likely_embedding",
     window: Sequence[int] | None = None,
     least: int = 8,
 ) -> LabelSet:
@@ -90,7 +90,7 @@ def load_examples(
 
     Args:
         files: label files; an id may occur once over all of them.
-        input_kind: "mean_embedding" is in the label file; the others are computed from its raw logits.
+        input_kind: "mean_likely_embedding" is in the label file; the others are computed from its raw logits.
         window: widths to keep, of the labelled ones and 1, which is worth 1 token per step by definition; None
             keeps the labelled ones.
         least: usable prompts that must be there.
@@ -174,7 +174,7 @@ def _halves(rows: Sequence[dict[str, Any]], columns: Sequence[int | None]) -> Te
 
 
 def _input(path: Path, row: dict[str, Any], settings: dict[str, Any], input_kind: str) -> Tensor:
-    if input_kind != "mean_embedding":
+    if input_kind != "mean_likely_embedding":
         return policy_input(read_logits(path, row, settings["vocabulary"])[None], input_kind)[0]
     try:
         return decode_input(row["input"], settings["input_size"])

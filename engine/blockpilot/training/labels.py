@@ -161,7 +161,7 @@ def _settings(llm: LLM, recorder: Recorder, run: _Run) -> dict[str, Any]:
         "temperature": run.temperature,
         "seed": run.seed,
         "raw_logits": run.raw_logits,
-        "input_kind": "mean_embedding",
+        "input_kind": "mean_likely_embedding",
         "input_size": size,
         "vocabulary": vocabulary,
     }

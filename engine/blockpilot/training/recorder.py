@@ -45,7 +45,7 @@ class Recorder:
     def choose(self, last_logits: Tensor) -> Tensor:
         """[R, V] → the window's first width for every row."""
         if self._rows is not None:
-            inputs = policy_input(last_logits, "mean_embedding", self.embedding)
+            inputs = policy_input(last_logits, "mean_likely_embedding", self.embedding)
             self._rows.append((inputs.cpu(), last_logits.float().cpu().clone()))
         return last_logits.new_full((last_logits.shape[0],), self.window[0]).long()
 
