@@ -28,7 +28,8 @@ OutputOption = Annotated[
 ]
 KindOption = Annotated[Literal["compact", "full"], typer.Option("--kind", help="Size of the predictor.")]
 InputKindOption = Annotated[
-    str | None, typer.Option("--input-kind", help="raw, probabilities, normalised, top_k or mean_likely_embedding.")
+    str | None,
+    typer.Option("--input-kind", help="raw, probabilities, normalised, top_k or mean_likely_embedding."),
 ]
 ObjectiveOption = Annotated[
     Literal["acceptance", "throughput"], typer.Option("--objective", help="What the best width maximises.")
