@@ -36,7 +36,12 @@ SOURCES = [
     "csrc/cpu/rows_default.cpp",
     "csrc/cpu/pool.cpp",
     "csrc/cpu/model.cpp",
+    "csrc/cpu/context.cpp",
     "csrc/cpu/decoder.cpp",
+    "csrc/cpu/decoder_pass.cpp",
+    "csrc/cpu/head_choice.cpp",
+    "csrc/cpu/step.cpp",
+    "csrc/cpu/step_state.cpp",
     "csrc/cpu/model_default.cpp",
 ]
 if X86:

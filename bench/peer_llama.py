@@ -8,50 +8,72 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
-from peer_types import Decode, Request, Run, Setup, Unavailable
+from peer_types import PROBE_CONTEXT, Decode, Request, Run, Setup, Unavailable
 
-PROBE_WIDTHS, PROBE_CONTEXT, PROBE_REPEATS = (1, 2, 4, 8), 128, 15
+# llama.cpp keeps the pointer: the object must live as long as the process.
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+PROBE_WIDTHS, PROBE_REPEATS = (1, 2, 4, 8), 15
 
 
-def open_llama(setup: Setup, *, threads: int | None = None) -> Decode:
-    """`threads` None: as many as every other arm has.
+def open_llama(setup: Setup, *, threads: int | None = None, quantised: str | None = None) -> Decode:
+    """`threads` None: as many as every other arm has. `quantised`: a type that the file is converted to first.
 
     Raises:
         Unavailable: llama-cpp-python is not installed or does not load, or this arm repeats another.
     """
     if threads is None and setup.threads == 1:
         raise Unavailable("one thread is the limit, and llama.cpp-1 has it")
-    return _load(setup, threads or setup.threads).decode
+    return _load(setup, threads or setup.threads, quantised).decode
 
 
-def probe_llama(setup: Setup, *, threads: int | None = None) -> dict[str, Any]:
+def probe_llama(setup: Setup, *, threads: int | None = None, quantised: str | None = None) -> dict[str, Any]:
     """Median seconds of a forward pass over 1 to 8 tokens whose logits are all wanted: one verify step."""
-    return {"forward_seconds": _load(setup, threads or setup.threads).forward_seconds()}
+    return {"forward_seconds": _load(setup, threads or setup.threads, quantised).forward_seconds()}
 
 
 @cache
-def _load(setup: Setup, threads: int) -> _Llama:
-    return _Llama(setup, threads)
+def _load(setup: Setup, threads: int, quantised: str | None) -> _Llama:
+    if quantised is None:
+        return _Llama(_library(), setup.gguf, setup, threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{quantised}.gguf"
+        _convert(_library(), setup.gguf, path, quantised)
+        return _Llama(_library(), path, setup, threads)  # a mapped file outlives its name
+
+
+def _library() -> Any:
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise Unavailable(f"pip install llama-cpp-python ({error})") from error
+    return cast(Any, llama_cpp)
+
+
+def _convert(lib: Any, source: Path, to: Path, quantised: str) -> None:
+    """Write the file's weights anew as `quantised`; the answers are then another model's."""
+    options = lib.llama_model_quantize_default_params()
+    options.ftype, options.allow_requantize = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{quantised}"), True
+    lib.llama_log_set(_SILENT, None)
+    if lib.llama_model_quantize(str(source).encode(), str(to).encode(), ctypes.byref(options)):
+        raise Unavailable(f"llama.cpp does not convert {source.name} to {quantised}")
 
 
 class _Llama:
     """A model and its context; one sequence at a time."""
 
-    def __init__(self, setup: Setup, threads: int) -> None:
-        try:
-            import llama_cpp
-        except (ImportError, OSError, RuntimeError) as error:
-            raise Unavailable(f"pip install llama-cpp-python ({error})") from error
-        self._lib = lib = cast(Any, llama_cpp)
-        length = max(setup.max_length, PROBE_CONTEXT + max(PROBE_WIDTHS))
+    def __init__(self, lib: Any, gguf: Path, setup: Setup, threads: int) -> None:
+        self._lib = lib
+        length = setup.max_length
         # Kept: it owns the context and frees it.
         self._llama = lib.Llama(
-            str(setup.gguf),
+            str(gguf),
             n_ctx=length,
             n_batch=length,
             n_threads=threads,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import torch
+
 from blockpilot import LLM, SamplingParams
-from peer_types import Arm, Decode, Request, Run, Setup
+from peer_types import PROBE_CONTEXT, Arm, Decode, Request, Run, Setup
 
 WIDTHS = (2, 3, 4, 6, 8)
+REPEATS = 60  # of the parts timed alone
 
 
 def arms(prefix: str = "", **options: Any) -> tuple[Arm, ...]:
@@ -20,7 +25,8 @@ def arms(prefix: str = "", **options: Any) -> tuple[Arm, ...]:
     plain, pair = f"{prefix}plain", {"drafter": "bundled", "policy": "bundled", **options}
 
     def arm(name: str, width: int | None, **chosen: Any) -> Arm:
-        return Arm(name, "ours", partial(_open, width=width, **chosen), plain, exact=True)
+        probe = partial(_alone, width=width, **chosen) if width is not None and width > 1 else None
+        return Arm(name, "ours", partial(_open, width=width, **chosen), plain, exact=True, probe=probe)
 
     fixed = (arm(f"{prefix}width-{width}", width, **pair) for width in WIDTHS)
     return (arm(plain, 1, **options), *fixed, arm(f"{prefix}policy", None, **pair))
@@ -33,6 +39,44 @@ def _load(setup: Setup, **options: Any) -> LLM:
 
 def _open(setup: Setup, *, width: int | None, **options: Any) -> Decode:
     return partial(_decode, _load(setup, **options), width)
+
+
+def _alone(setup: Setup, *, width: int, **options: Any) -> dict[str, Any]:
+    """Median seconds of a step's parts, each called again and again with nothing in between."""
+    llm = _load(setup, **options)
+    scheduler, room = llm._scheduler, setup.max_length - PROBE_CONTEXT
+    drafter, target, state = llm.drafter, llm.target, scheduler.state
+    assert drafter is not None and target.verify_commit is not None
+    params = SamplingParams(max_new_tokens=room, ignore_eos=True, width=width)
+    handle = llm.submit([1 + i for i in range(PROBE_CONTEXT)], params)
+    llm.step()
+    with torch.inference_mode():
+        plan = scheduler._plan({0: handle}, (width,))
+        before = {name: getattr(state, name).clone() for name in ("length", "done", "count")}
+
+        def verify() -> torch.Tensor:
+            for name, value in before.items():
+                getattr(state, name).copy_(value)
+            return target.verify_commit(state, plan, None)[0]
+
+        features = verify()
+        parts = {
+            "draft": lambda: drafter.propose(state, plan, None),
+            "verify": verify,
+            "commit": lambda: drafter.commit(state, plan, features),
+        }
+        found = {name: statistics.median(_times(part)) for name, part in parts.items()}
+    llm.cancel(handle)
+    return {"alone_seconds": found}
+
+
+def _times(call: Callable[[], object]) -> list[float]:
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times[REPEATS // 4 :]
 
 
 def _decode(llm: LLM, width: int | None, request: Request) -> Run:

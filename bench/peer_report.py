@@ -112,6 +112,20 @@ def build_report(rows: Sequence[Row], arms: Sequence[Arm]) -> dict[str, Any]:
     }
 
 
+def add_ceilings(results: dict[str, Any], probes: dict[str, dict[str, Any]]) -> None:
+    """Beside each speculative arm with parts timed alone: τ / their sum, which no loop of them can pass.
+
+    `ceiling` tokens/s, `of_ceiling`: the pooled speed as a share of it.
+    """
+    for result in results.values():
+        for arm, found in result["overall"].items():
+            alone = probes.get(arm, {}).get("alone_seconds")
+            speed, tau = found["pooled_tokens_per_s"], found["tau"]
+            if alone and tau and speed:
+                found["ceiling"] = tau / sum(alone.values())
+                found["of_ceiling"] = speed / found["ceiling"]
+
+
 def _results(rows: Sequence[Row], arms: Sequence[Arm]) -> dict[str, Any]:
     names = dict.fromkeys(row.prompt.dataset for row in rows)
     groups = {name: [row for row in rows if row.prompt.dataset == name] for name in names}
@@ -175,9 +189,10 @@ def print_report(report: dict[str, Any]) -> None:
     for temperature, result in report["results"].items():
         best = set(report["best"][temperature].values())
         rows = [_overall_row(name, found, name in best) for name, found in result["overall"].items()]
-        figures = ("tokens/s", "min–max", "× plain", "first ms", "τ", "same")
+        figures = ("tokens/s", "min–max", "× plain", "first ms", "τ", "ceiling", "same")
+        legend = "* best of its kind; @ first other token; ceiling: τ / parts timed alone"
         table(
-            f"T={temperature}, median over prompts; * best of its kind; @ first other token",
+            f"T={temperature}, median over prompts; {legend}",
             rows,
             ("arm",),
             figures,
@@ -206,6 +221,7 @@ def _overall_row(name: str, found: dict[str, Any], best: bool) -> list[str]:
         number(_median(found, "ratio")),
         number(_median(found, "first_token_s", 1000), 0),
         number(found["tau"]),
+        f"{found['ceiling']:.1f} {found['of_ceiling']:.0%}" if "ceiling" in found else "-",
         _same(found),
     ]
 

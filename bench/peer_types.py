@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+PROBE_CONTEXT = 128  # tokens before what is timed alone
+
 
 class Unavailable(Exception):
     """An arm cannot run here; the message says why."""

@@ -28,17 +28,19 @@ from blockpilot.cli.prompts import Prompt, load_prompts
 from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.hub import find_smollm2
 from blockpilot.text import load_tokenizer
-from peer_report import Row, build_report, print_report
-from peer_types import Arm, Decode, Request, Run, Setup, Unavailable
+from peer_report import Row, add_ceilings, build_report, print_report
+from peer_types import PROBE_CONTEXT, Arm, Decode, Request, Run, Setup, Unavailable
 
 FP32, BF16 = torch.float32, torch.bfloat16
 PACKAGES = ("llama-cpp-python", "dflash", "accelerate")
 WARMUP_TOKENS, MARGIN = 8, 16
+PROBE_POSITIONS = PROBE_CONTEXT + 64
 
 
-def _llama(name: str, threads: int | None) -> Arm:
-    opened = partial(peer_llama.open_llama, threads=threads)
-    return Arm(name, "llama.cpp", opened, probe=partial(peer_llama.probe_llama, threads=threads))
+def _llama(name: str, threads: int | None, quantised: str | None = None) -> Arm:
+    options = {"threads": threads, "quantised": quantised}
+    opened, probe = partial(peer_llama.open_llama, **options), partial(peer_llama.probe_llama, **options)
+    return Arm(name, "llama.cpp", opened, probe=probe)
 
 
 ARMS = (
@@ -50,6 +52,8 @@ ARMS = (
     Arm("transformers-bf16-generate", "transformers", partial(peer_torch.open_generate, dtype=BF16)),
     _llama("llama.cpp-1", 1),
     _llama("llama.cpp-all", None),
+    _llama("llama.cpp-Q4_0-1", 1, "Q4_0"),  # repacked at load for the machine's instructions
+    _llama("llama.cpp-Q4_0-all", None, "Q4_0"),
     Arm("dflash-fp32-4", "dflash", partial(peer_torch.open_dflash, dtype=FP32, width=4)),
     Arm("dflash-fp32-8", "dflash", partial(peer_torch.open_dflash, dtype=FP32, width=8)),
     Arm("dflash-bf16-8", "dflash", partial(peer_torch.open_dflash, dtype=BF16, width=8)),
@@ -119,6 +123,7 @@ def run(
     measured = [arm for arm in chosen if arm.name in decoders]
     probes = {arm.name: arm.probe(setup) for arm in measured if arm.probe}
     report = build_report(measure(requests, decoders), measured)
+    add_ceilings(report["results"], probes)
     settings = {"prompts": len(texts), "max_new_tokens": budget, "temperatures": temperatures}
     return {
         **report,
@@ -144,7 +149,7 @@ def prepare(
         (prompt, [Request(tokens, prompt.seed(0), t, budget) for t in temperatures])
         for prompt, tokens in zip(prompts, ids, strict=True)
     ]
-    length = max(map(len, ids)) + max(budget, WARMUP_TOKENS) + MARGIN
+    length = max(max(map(len, ids)) + max(budget, WARMUP_TOKENS) + MARGIN, PROBE_POSITIONS)
     return Setup(find_smollm2(), eos, threads, length), requests
 
 

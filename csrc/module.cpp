@@ -23,6 +23,20 @@ TORCH_LIBRARY(blockpilot, m) {
       "decoder_forward(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor tokens, Tensor slot, Tensor position, Tensor exists, Tensor extent, "
       "int[] feature_layers, Tensor head_rows) -> (Tensor, Tensor)");
+  const std::string pass =
+      "(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, Tensor cos, "
+      "Tensor sin, Tensor(c!)[] state, int[] slots, int[] widths, ";
+  const std::string verify =
+      "verify_commit" + pass + "int[] feature_layers, Tensor? noise, bool bans, bool filtered) -> (Tensor, int[])";
+  const std::string draft = "draft_block" + pass +
+                            "int[] sources, int mask, Tensor? draft_ids, Tensor? noise, float temperature, "
+                            "float cap, bool bans, Tensor(d!) drafts) -> int";
+  m.def(
+      "commit_context(Tensor[] weights, Tensor plan, float eps, Tensor(a!) keys, Tensor(b!) values, "
+      "Tensor cos, Tensor sin, Tensor[] state, int[] slots, int[] widths, int[] sources, Tensor features) -> "
+      "()");
+  m.def(verify.c_str());
+  m.def(draft.c_str());
   m.def(
       "context_append(Tensor[] weights, Tensor plan, float eps, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor features, Tensor slot, Tensor position, Tensor exists) -> ()");

@@ -1,3 +1,5 @@
+#include "accept_commit.h"
+
 #include <torch/library.h>
 
 #include <algorithm>
@@ -47,6 +49,8 @@ Walk commit(const Row& choice, const Flags& finite, int64_t candidates, const Ro
   return {count, FINISH_NONE};
 }
 
+}  // namespace
+
 void accept_commit(const at::Tensor& block, const at::Tensor& choice, const at::Tensor& finite,
                    const at::Tensor& width, const at::Tensor& stop_ids, const at::Tensor& limit,
                    const at::Tensor& tokens, const at::Tensor& length, const at::Tensor& done,
@@ -87,7 +91,6 @@ void accept_commit(const at::Tensor& block, const at::Tensor& choice, const at::
   }
 }
 
-}  // namespace
 }  // namespace blockpilot
 
 TORCH_LIBRARY_IMPL(blockpilot, CPU, m) { m.impl("accept_commit", &blockpilot::accept_commit); }

@@ -9,7 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "decoder_inputs.h"
+#include "context.h"
+#include "decoder_pass.h"
 #include "isa.h"
 #include "pool.h"
 
@@ -26,8 +27,10 @@ void check_range(const char* name, at::IntArrayRef values, int64_t last) {
 using Forward = std::tuple<at::Tensor, at::Tensor>;
 
 // Final norm and head of the asked rows into `logits`; a row that does not exist becomes 0.
-void run_head(const ModelKernels& k, const Shape& s, const Linear& head, const float* norm, float scale,
-              const Pass& pass, const float* x, int64_t n, const at::Tensor& head_rows, at::Tensor& logits) {
+void run_head(const ModelKernels& k, const Decoder& d, const Pass& pass, const float* x, int64_t n,
+              const at::Tensor& head_rows, at::Tensor& logits) {
+  const Shape& s = d.shape;
+  const Linear& head = d.head;
   std::vector<int64_t> at(static_cast<std::size_t>(n), -1);
   for (std::size_t i = 0; i < pass.rows.size(); ++i)
     at[static_cast<std::size_t>(pass.rows[i].source)] = static_cast<int64_t>(i);
@@ -47,24 +50,10 @@ void run_head(const ModelKernels& k, const Shape& s, const Linear& head, const f
     to.push_back(out);
   }
   const int64_t live = static_cast<int64_t>(to.size());
-  multiply(k, head, s.rounding, {kept, live, norm, s.eps}, to.data(), Epilogue::STORE, pass.threads);
-  if (scale != 1.0f)
+  multiply(k, head, s.rounding, {kept, live, d.norm, s.eps}, to.data(), Epilogue::STORE, pass.threads);
+  if (d.logit_scale != 1.0f)
     for (float* row : to)
-      for (int64_t v = 0; v < head.rows; ++v) row[v] *= scale;
-}
-
-// Hidden state `state` into the places of `features` that ask for it.
-void keep_features(at::IntArrayRef layers, int64_t state, int64_t hidden, const Pass& pass, const float* x,
-                   at::Tensor& features) {
-  const int64_t wanted = static_cast<int64_t>(layers.size());
-  float* base = features.mutable_data_ptr<float>();
-  for (int64_t f = 0; f < wanted; ++f) {
-    if (layers[static_cast<std::size_t>(f)] != state) continue;
-    for (std::size_t i = 0; i < pass.rows.size(); ++i) {
-      const float* from = x + static_cast<int64_t>(i) * hidden;
-      std::copy(from, from + hidden, base + (pass.rows[i].source * wanted + f) * hidden);
-    }
-  }
+      for (int64_t v = 0; v < head.rows; ++v) row[v] *= d.logit_scale;
 }
 
 Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars,
@@ -72,44 +61,25 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
                         const at::Tensor& sin, const at::Tensor& tokens, const at::Tensor& slot,
                         const at::Tensor& position, const at::Tensor& exists, const at::Tensor& extent,
                         at::IntArrayRef feature_layers, const at::Tensor& head_rows) {
-  TORCH_CHECK_VALUE(scalars.size() == 3, "scalars: expected eps, embedding scale, logit scale, got ",
-                    scalars.size());
-  PlanReader reader(weights, plan);
-  const Header h = read_header(reader, scalars[0]);
-  const Shape& s = h.shape;
-  // A drafter's head may lack rows of the vocabulary.
-  const Linear embedding = reader.linear(-1, s.hidden), head = reader.linear(-1, s.hidden);
-  const float* norm = reader.norm(s.hidden, false);
-  std::vector<Layer> layers;
-  for (int64_t i = 0; i < h.layers; ++i) layers.push_back(read_layer(reader, s));
-  reader.finish();
-  const Cache cache = read_cache(keys, values, s, h.layers);
+  const Decoder d = read_decoder(weights, plan, scalars);
+  const Shape& s = d.shape;
+  const Cache cache = read_cache(keys, values, s, d.depth());
   Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s);
   const int64_t n = slot.numel(), rows = static_cast<int64_t>(pass.rows.size());
   check_tensor("tokens", tokens, at::kLong, {n});
   check_tensor("head_rows", head_rows, at::kLong, {head_rows.numel()});
   const at::Tensor ids = tokens.contiguous(), asked = head_rows.contiguous();
   check_range("head_rows", {asked.const_data_ptr<int64_t>(), static_cast<std::size_t>(asked.numel())}, n - 1);
-  check_range("feature_layers", feature_layers, h.layers);
 
   const ModelKernels& k = *current_isa().model;
-  pass.tiles = query_tiles(pass.rows, s, k.tile_queries, pass.threads);
   const Arena::Scope scope(arena());
   float* x = arena().take<float>(rows * s.hidden);
-  for (int64_t i = 0; i < rows; ++i) {
-    const int64_t id = ids.const_data_ptr<int64_t>()[pass.rows[static_cast<std::size_t>(i)].source];
-    TORCH_CHECK_VALUE(0 <= id && id < embedding.rows, "tokens: expected 0 … ", embedding.rows - 1, ", got ",
-                      id);
-    k.embed(embedding, id, static_cast<float>(scalars[1]), x + i * s.hidden);
-  }
-  at::Tensor features = at::zeros({n, static_cast<int64_t>(feature_layers.size()) * s.hidden}, cos.options());
-  keep_features(feature_layers, 0, s.hidden, pass, x, features);
-  for (int64_t i = 0; i < h.layers; ++i) {
-    run_layer(k, s, layers[static_cast<std::size_t>(i)], cache, i, pass, x);
-    keep_features(feature_layers, i + 1, s.hidden, pass, x, features);
-  }
-  at::Tensor logits = at::empty({asked.numel(), head.rows}, cos.options());
-  run_head(k, s, head, norm, static_cast<float>(scalars[2]), pass, x, n, asked, logits);
+  const int64_t* id = ids.const_data_ptr<int64_t>();
+  std::vector<int64_t> said;
+  for (const Row& row : pass.rows) said.push_back(id[row.source]);
+  const at::Tensor features = run_rows(k, d, cache, pass, said, n, feature_layers, x);
+  at::Tensor logits = at::empty({asked.numel(), d.head.rows}, cos.options());
+  run_head(k, d, pass, x, n, asked, logits);
   return {logits, features};
 }
 
@@ -117,47 +87,11 @@ void context_append(at::TensorList weights, const at::Tensor& plan, double eps, 
                     const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin,
                     const at::Tensor& features, const at::Tensor& slot, const at::Tensor& position,
                     const at::Tensor& exists) {
-  PlanReader reader(weights, plan);
-  const Header h = read_header(reader, eps);
-  const Shape& s = h.shape;
-  const int64_t n = slot.numel(), pair = s.kv_heads * s.head_dim, width = 2 * h.layers * pair;
-  const Linear fc = reader.linear(s.hidden, -1), project = reader.linear(width, s.hidden);
-  const float* norm = reader.norm(s.hidden, false);
-  std::vector<const float*> key_norms;
-  for (int64_t layer = 0; layer < h.layers; ++layer) key_norms.push_back(reader.norm(s.head_dim, true));
-  reader.finish();
-  const Cache cache = read_cache(keys, values, s, h.layers);
-  const Pass pass = read_pass(cos, sin, slot, position, exists, std::nullopt, cache, s);
-  check_tensor("features", features, at::kFloat, {n, fc.columns});
-  const at::Tensor input = features.contiguous();
-
-  const ModelKernels& k = *current_isa().model;
-  const Arena::Scope scope(arena());
-  const int64_t rows = static_cast<int64_t>(pass.rows.size());
-  float* x = arena().take<float>(rows * fc.columns);
-  float* context = arena().take<float>(rows * s.hidden);
-  float* made = arena().take<float>(rows * width);
-  std::vector<float*> to, made_rows;
-  for (int64_t i = 0; i < rows; ++i) {
-    const float* from =
-        input.const_data_ptr<float>() + pass.rows[static_cast<std::size_t>(i)].source * fc.columns;
-    std::copy(from, from + fc.columns, x + i * fc.columns);
-    to.push_back(context + i * s.hidden);
-    made_rows.push_back(made + i * width);
-  }
-  multiply(k, fc, s.rounding, {x, rows}, to.data(), Epilogue::STORE, pass.threads);
-  multiply(k, project, s.rounding, {context, rows, norm, s.eps}, made_rows.data(), Epilogue::STORE,
-           pass.threads);
-  for (int64_t layer = 0; layer < h.layers; ++layer) {
-    const float* key_norm = key_norms[static_cast<std::size_t>(layer)];
-    for (int64_t i = 0; i < rows; ++i) {
-      const Row& row = pass.rows[static_cast<std::size_t>(i)];
-      const int64_t half = s.head_dim / 2;
-      float* key = made + i * width + 2 * layer * pair;
-      remember(k, s, key_norm, cache, layer, row, 0, s.kv_heads, pass.cos + row.position * half,
-               pass.sin + row.position * half, key, key + pair);
-    }
-  }
+  const Context c = read_context(weights, plan, eps);
+  const Cache cache = read_cache(keys, values, c.shape, c.depth());
+  const Pass pass = read_pass(cos, sin, slot, position, exists, std::nullopt, cache, c.shape);
+  check_tensor("features", features, at::kFloat, {slot.numel(), c.fc.columns});
+  append_context(*current_isa().model, c, cache, pass, features.contiguous().const_data_ptr<float>());
 }
 
 at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& record,

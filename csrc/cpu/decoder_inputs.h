@@ -133,18 +133,24 @@ inline Cache read_cache(const at::Tensor& keys, const at::Tensor& values, const 
           chunks * PANEL,          padded};
 }
 
+// How many positions the rotary tables cover.
+inline int64_t check_rope(const at::Tensor& cos, const at::Tensor& sin, const Shape& s) {
+  const int64_t covered = cos.dim() == 2 ? cos.size(0) : 0;
+  check_tensor("cos", cos, at::kFloat, {covered, s.head_dim / 2});
+  check_tensor("sin", sin, at::kFloat, {covered, s.head_dim / 2});
+  TORCH_CHECK_VALUE(cos.is_contiguous() && sin.is_contiguous(), "cos, sin: expected contiguous tensors");
+  return covered;
+}
+
 // The rows that exist, in order.
 inline Pass read_pass(const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& slot,
                       const at::Tensor& position, const at::Tensor& exists,
                       const std::optional<at::Tensor>& extent, const Cache& cache, const Shape& s) {
-  const int64_t n = slot.numel(), covered = cos.dim() == 2 ? cos.size(0) : 0;
-  check_tensor("cos", cos, at::kFloat, {covered, s.head_dim / 2});
-  check_tensor("sin", sin, at::kFloat, {covered, s.head_dim / 2});
+  const int64_t n = slot.numel(), covered = check_rope(cos, sin, s);
   check_tensor("slot", slot, at::kLong, {n});
   check_tensor("position", position, at::kLong, {n});
   check_tensor("exists", exists, at::kBool, {n});
   if (extent) check_tensor("extent", *extent, at::kLong, {cache.slots});
-  TORCH_CHECK_VALUE(cos.is_contiguous() && sin.is_contiguous(), "cos, sin: expected contiguous tensors");
   const at::Tensor sl = slot.contiguous(), po = position.contiguous(), ex = exists.contiguous();
   const at::Tensor en = extent ? extent->contiguous() : at::Tensor();
   Pass pass;

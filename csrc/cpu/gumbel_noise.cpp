@@ -2,6 +2,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "checks.h"
 #include "isa.h"
 #include "pool.h"
@@ -9,9 +11,11 @@
 namespace blockpilot {
 namespace {
 
+constexpr int64_t IDS_A_PART = 8192;  // a multiple of 4
+
 template <typename T>
 at::Tensor noise_rows(const at::Tensor& seed, const at::Tensor& position, int64_t vocab, at::ScalarType dtype,
-                      void (*row)(int64_t, int64_t, int64_t, T*)) {
+                      void (*part)(int64_t, int64_t, int64_t, int64_t, T*)) {
   const int64_t rows = seed.numel();
   check_tensor("seed", seed, at::kLong, {rows});
   check_tensor("position", position, at::kLong, {rows});
@@ -21,8 +25,12 @@ at::Tensor noise_rows(const at::Tensor& seed, const at::Tensor& position, int64_
   const int64_t* s = seeds.const_data_ptr<int64_t>();
   const int64_t* p = positions.const_data_ptr<int64_t>();
   T* o = out.mutable_data_ptr<T>();
-  parallel_chunks(at::get_num_threads(), rows, rows_a_thread(vocab), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) row(s[r], p[r], vocab, o + r * vocab);
+  const int64_t parts = (vocab + IDS_A_PART - 1) / IDS_A_PART;
+  parallel_chunks(at::get_num_threads(), rows * parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t r = i / parts, first = i % parts * IDS_A_PART;
+      part(s[r], p[r], first, std::min(IDS_A_PART, vocab - first), o + r * vocab + first);
+    }
   });
   return out;
 }

@@ -186,8 +186,12 @@ void remember(const ModelKernels& k, const Shape& s, const float* norm, const Ca
   }
 }
 
+int64_t product_grain(const Linear& w, int64_t threads) {
+  return std::max<int64_t>(1, w.units() / (CHUNKS_A_THREAD * threads));
+}
+
 void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Input& input, float* const* to,
-              Epilogue epilogue, int64_t threads) {
+              Epilogue epilogue, int64_t threads, const AfterUnits& after) {
   const int64_t rows = input.rows;
   const Rounding rounding = code_rows(asked) > 0 && !is_quantised(w.format) ? Rounding::NONE : asked;
   const int64_t codes = code_rows(rounding), lines = rows * std::max<int64_t>(1, codes), blocks = w.blocks();
@@ -205,9 +209,10 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Inpu
     for (int64_t i = 0; i < rows; ++i) k.prepare(x + i * w.columns, w.columns, rounding, i, begin, end, a);
   });
   const Output out = {to, epilogue};
-  const int64_t grain = std::max<int64_t>(1, w.units() / (CHUNKS_A_THREAD * threads));
-  parallel_chunks(threads, w.units(), grain,
-                  [&](int64_t begin, int64_t end) { k.linear(w, a, rounding, rows, out, begin, end); });
+  parallel_chunks(threads, w.units(), product_grain(w, threads), [&](int64_t begin, int64_t end) {
+    k.linear(w, a, rounding, rows, out, begin, end);
+    if (after) after(begin, end);
+  });
 }
 
 void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,

@@ -1,6 +1,7 @@
 // A packed decoder: what one forward pass needs, torch-free.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "model_kernels.h"
@@ -89,9 +90,15 @@ struct Input {
   float eps = 0.0f;
 };
 
+// Called by the thread that made the outputs of a matrix's units [begin, end), of every row.
+using AfterUnits = std::function<void(int64_t begin, int64_t end)>;
+
+// Units that a thread makes at once.
+int64_t product_grain(const Linear& w, int64_t threads);
+
 // y = x·Wᵀ + b on every row, through `rounding`.
 void multiply(const ModelKernels& k, const Linear& w, Rounding rounding, const Input& input, float* const* to,
-              Epilogue epilogue, int64_t threads);
+              Epilogue epilogue, int64_t threads, const AfterUnits& after = nullptr);
 
 // x [rows][hidden] through one layer, in place; writes the rows' keys and values.
 void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,

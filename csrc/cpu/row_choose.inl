@@ -93,5 +93,17 @@ static int64_t choose(const float* logits, const float* noise, int64_t vocab, co
   return draw(row, noise, least, scratch.score);
 }
 
+static Best highest(const float* logits, int64_t n, bool* finite) {
+  *finite = all_finite(logits, n);
+  const float max = maximum(logits, n);
+  return {max, first_equal(logits, n, max)};
+}
+
+static Best highest_score(const float* logits, int64_t n, float max, float temperature, const float* noise,
+                          float* score) {
+  const int64_t index = draw({logits, n, max, temperature}, noise, 0.0f, score);
+  return {score[index], index};
+}
+
 }  // namespace ROW_ISA
 }  // namespace blockpilot

@@ -51,23 +51,23 @@ static inline float gumbel(uint32_t i) {
   return -log_normal(-log_one_minus(u < below_one ? u : below_one));
 }
 
-static void philox(int64_t seed, int64_t position, int64_t vocab, int64_t* out) {
-  for (int64_t id = 0; id < vocab; id += IDS) {
+static void philox(int64_t seed, int64_t position, int64_t first, int64_t n, int64_t* out) {
+  for (int64_t at = 0; at < n; at += IDS) {
     uint32_t integers[IDS];
-    philox_chunk(seed, position, static_cast<uint32_t>(id / 4), integers);
-    const int64_t n = vocab - id < IDS ? vocab - id : IDS;
-    for (int64_t j = 0; j < n; ++j) out[id + j] = integers[j];
+    philox_chunk(seed, position, static_cast<uint32_t>((first + at) / 4), integers);
+    const int64_t some = n - at < IDS ? n - at : IDS;
+    for (int64_t j = 0; j < some; ++j) out[at + j] = integers[j];
   }
 }
 
-static void gumbel_noise(int64_t seed, int64_t position, int64_t vocab, float* out) {
-  for (int64_t id = 0; id < vocab; id += IDS) {
+static void gumbel_noise(int64_t seed, int64_t position, int64_t first, int64_t n, float* out) {
+  for (int64_t at = 0; at < n; at += IDS) {
     uint32_t integers[IDS];
     float noise[IDS];
-    philox_chunk(seed, position, static_cast<uint32_t>(id / 4), integers);
+    philox_chunk(seed, position, static_cast<uint32_t>((first + at) / 4), integers);
     for (int j = 0; j < IDS; ++j) noise[j] = gumbel(integers[j]);
-    const int64_t n = vocab - id < IDS ? vocab - id : IDS;
-    __builtin_memcpy(out + id, noise, static_cast<std::size_t>(n) * sizeof(float));
+    const int64_t some = n - at < IDS ? n - at : IDS;
+    __builtin_memcpy(out + at, noise, static_cast<std::size_t>(some) * sizeof(float));
   }
 }
 

@@ -26,14 +26,26 @@ struct RowScratch {
   uint32_t* highest;
 };
 
+// The highest value of a part of a row, and the lowest index in the part that holds it.
+struct Best {
+  float value;
+  int64_t index;
+};
+
 struct RowKernels {
-  // Raw Philox integers, and the Gumbel noise made of them, of ids 0 … vocab − 1.
-  void (*philox)(int64_t seed, int64_t position, int64_t vocab, int64_t* out);
-  void (*gumbel_noise)(int64_t seed, int64_t position, int64_t vocab, float* out);
+  // Raw Philox integers, and the Gumbel noise made of them, of ids first … first + n − 1; first is a multiple
+  // of 4.
+  void (*philox)(int64_t seed, int64_t position, int64_t first, int64_t n, int64_t* out);
+  void (*gumbel_noise)(int64_t seed, int64_t position, int64_t first, int64_t n, float* out);
   void (*gumbel_from_integers)(const int64_t* integers, int64_t n, float* out);
   // The chosen id of one row, 0 if the row is not finite. noise is null for a greedy row.
   int64_t (*choose)(const float* logits, const float* noise, int64_t vocab, const int64_t* banned,
                     int64_t banned_count, const RowParams& params, const RowScratch& scratch, bool* finite);
+  // Parts of `choose` for a row that neither filters nor bans: the highest logit; the highest score, given
+  // the highest logit of the whole row.
+  Best (*highest)(const float* logits, int64_t n, bool* finite);
+  Best (*highest_score)(const float* logits, int64_t n, float max, float temperature, const float* noise,
+                        float* score);
 };
 
 extern const RowKernels rows_default;

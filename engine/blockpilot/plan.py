@@ -52,10 +52,15 @@ class StepPlan:
         return max(self.widths) > 1
 
     @cached_property
+    def drafting(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Slots wider than 1, their widths, and the packed target row of each one's column 0."""
+        wide = [x for x in zip(self.slots, self.widths, self.rows.starts, strict=True) if x[1] > 1]
+        return tuple(x[0] for x in wide), tuple(x[1] for x in wide), tuple(x[2] for x in wide)
+
+    @cached_property
     def draft_rows(self) -> Rows:
         """The rows of slots wider than 1, for the drafter's own pass."""
-        wide = [(s, w) for s, w in zip(self.slots, self.widths, strict=True) if w > 1]
-        slots, widths = tuple(s for s, _ in wide), tuple(w for _, w in wide)
+        slots, widths, _ = self.drafting
         return make_rows(slots, widths, self.dump, self.device, self.tile)
 
     @cached_property

@@ -19,7 +19,7 @@ from blockpilot.policies import BlockPolicy
 from blockpilot.request import Handle
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
-from blockpilot.step import Logprobs, StepClock, first_token, run_step
+from blockpilot.step import Logprobs, Report, StepClock, first_token, read_commit, run_step
 from blockpilot.targets import Target
 from blockpilot_kernels.accept_commit import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 
@@ -137,7 +137,7 @@ class Scheduler:
         plan = self._plan({slot: handle}, (1,))
         logprobs = first_token(self.state, plan, logits)
         clock.lap("prefill")
-        self._deliver({slot: handle}, plan, logprobs, first=True)
+        self._deliver({slot: handle}, plan, read_commit(self.state, plan), logprobs, first=True)
         if not handle.finished:
             width = self._width(handle, logits[None])
             clock.lap("policy")
@@ -193,8 +193,11 @@ class Scheduler:
         clock = StepClock()
         plan = self._plan(handles, [h.stats.width for h in handles.values()])
         clock.lap("host")
-        logprobs = run_step(self.state, plan, self.target, self.drafter if plan.drafts else None, clock)
-        self._deliver(handles, plan, logprobs, first=False)
+        drafter = self.drafter if plan.drafts else None
+        reports, logprobs = run_step(self.state, plan, self.target, drafter, clock)
+        if reports is None:
+            reports = read_commit(self.state, plan)
+        self._deliver(handles, plan, reports, logprobs, first=False)
         clock.lap("host")
         self._charge(list(handles.values()), clock)
 
@@ -204,18 +207,19 @@ class Scheduler:
                 handle.stats.seconds[phase] += seconds / len(handles)
 
     def _deliver(
-        self, handles: dict[int, Handle], plan: StepPlan, logprobs: Logprobs | None, first: bool
+        self,
+        handles: dict[int, Handle],
+        plan: StepPlan,
+        reports: Sequence[Report],
+        logprobs: Logprobs | None,
+        first: bool,
     ) -> None:
-        """Drain what the last commit wrote: the one read of device values, between steps."""
-        s = self.state
-        numbers = torch.stack([s.count, s.accepted, s.effective, s.finish], 1)
-        rows = torch.cat([numbers, s.choice], 1).tolist()  # what was committed is the first `count` choices
-        for i, (slot, handle) in enumerate(handles.items()):
-            count, accepted, effective, finish, *tokens = rows[slot]
-            entries = _entries(logprobs, plan, i, tokens[:count], handle.params.logprobs)
-            delivered = handle.advance(tokens[:count], entries, REASONS[finish])
+        """Hand over what the last commit wrote."""
+        for i, (handle, report) in enumerate(zip(handles.values(), reports, strict=True)):
+            entries = _entries(logprobs, plan, i, report.tokens, handle.params.logprobs)
+            delivered = handle.advance(report.tokens, entries, REASONS[report.finish])
             if not first:
-                handle.count_step(effective, accepted, delivered)
+                handle.count_step(report.effective, report.accepted, delivered)
             if handle.finished:
                 self._retire(handle)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -80,6 +81,11 @@ class State:
             accepted=ints(r),
             count=ints(r),
         )
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them in the order above, as fused steps take them."""
+        return tuple(getattr(self, f.name) for f in fields(self))
 
     @property
     def capacity(self) -> int:

@@ -25,6 +25,16 @@ class Logprobs:
     top: Tensor
 
 
+@dataclass(frozen=True)
+class Report:
+    """What one step did to a slot: `accepted` drafts of `effective` columns, `tokens` committed, FINISH_* code."""
+
+    accepted: int
+    effective: int
+    finish: int
+    tokens: list[int]
+
+
 @dataclass
 class StepClock:
     """Seconds by phase of one step."""
@@ -41,40 +51,57 @@ class StepClock:
 
 def run_step(
     state: State, plan: StepPlan, target: Target, drafter: Drafter | None, clock: StepClock
-) -> Logprobs | None:
-    """Advance every active slot by 1 … width tokens.
+) -> tuple[list[Report] | None, Logprobs | None]:
+    """Advance every active slot by 1 … width tokens. Reports come back from a target that has them on the host;
+    None: `read_commit` reads them.
 
     The emitted token at each position is the target's own choice there (argmax, or the Gumbel draw of its
     seed and position), so what the drafter proposes decides only how many of them one step yields.
     """
-    rows = plan.rows
-    begin_block(state)
-    exists = rows.column < state.effective[rows.slot]
-    chosen_position = state.length[rows.slot] + rows.column
-    position = chosen_position - 1
-    noise = draw_noise(state, plan, chosen_position, target.config.vocab_size)
-
+    fused = plan.logprobs is None and target.verify_commit is not None
+    if plan.drafts or not fused:
+        begin_block(state)
+    noise = draw_noise(state, plan, target.config.vocab_size)
     if plan.drafts:
         assert drafter is not None  # widths above 1 are refused at admission without a drafter
         state.block[:, 1:] = drafter.propose(state, plan, noise).tokens
     clock.lap("draft")
 
-    tokens = state.block[rows.slot, rows.column]
-    extent = state.length - 1 + state.effective
-    logits, features = target.verify(rows, tokens, position, exists, extent, plan.bound)
-    clock.lap("verify")
-
-    ids, finite = choose_rows(state, plan, logits, noise, chosen_position)
-    put_choices(state, plan, ids, finite)
-    commit_choices(state)
-    found = row_logprobs(logits, ids, plan.logprobs)
-    clock.lap("accept")
+    reports = logprobs = None
+    if fused:
+        assert target.verify_commit is not None
+        features, numbers = target.verify_commit(state, plan, noise)
+        reports = _reports(numbers)
+        clock.lap("verify")
+    else:
+        logits, features = _verify(state, plan, target)
+        clock.lap("verify")
+        logprobs = _accept(state, plan, logits, noise)
+        clock.lap("accept")
 
     if plan.drafts:
         assert drafter is not None
         drafter.commit(state, plan, features)
     clock.lap("commit")
-    return found
+    return reports, logprobs
+
+
+def _verify(state: State, plan: StepPlan, target: Target) -> tuple[Tensor, Tensor]:
+    """Logits [N, V] and features [N, n·H] of every active slot's block."""
+    rows = plan.rows
+    exists = rows.column < state.effective[rows.slot]
+    position = state.length[rows.slot] + rows.column - 1
+    tokens = state.block[rows.slot, rows.column]
+    extent = state.length - 1 + state.effective
+    return target.verify(rows, tokens, position, exists, extent, plan.bound)
+
+
+def _accept(state: State, plan: StepPlan, logits: Tensor, noise: Tensor | None) -> Logprobs | None:
+    """Choose at every row and commit."""
+    ids, finite = choose_rows(state, plan, logits, noise)
+    put_choices(state, plan, ids, finite)
+    commit_choices(state)
+    return row_logprobs(logits, ids, plan.logprobs)
 
 
 def begin_block(state: State) -> None:
@@ -88,21 +115,24 @@ def begin_block(state: State) -> None:
     state.block[:, :1] = state.tokens.gather(1, cached[:, None])
 
 
-def draw_noise(state: State, plan: StepPlan, chosen_position: Tensor, vocab: int) -> Tensor | None:
+def chosen_position(state: State, plan: StepPlan) -> Tensor:
+    """[N] position of the token that each packed row chooses."""
+    return state.length[plan.rows.slot] + plan.rows.column
+
+
+def draw_noise(state: State, plan: StepPlan, vocab: int) -> Tensor | None:
     """Gumbel noise [N, V] of the token each target row chooses, shared with the drafter; None if all greedy."""
     if not plan.sampled:
         return None
-    return gumbel_noise(state.seed[plan.rows.slot], chosen_position, vocab)
+    return gumbel_noise(state.seed[plan.rows.slot], chosen_position(state, plan), vocab)
 
 
-def choose_rows(
-    state: State, plan: StepPlan, logits: Tensor, noise: Tensor | None, chosen_position: Tensor
-) -> tuple[Tensor, Tensor]:
+def choose_rows(state: State, plan: StepPlan, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """The target's choice per packed row → ids [N], finite [N]."""
     slot = plan.rows.slot
     banned = None
     if plan.bans:
-        early = chosen_position < state.free_from[slot]
+        early = chosen_position(state, plan) < state.free_from[slot]
         banned = torch.where(early[:, None], state.stop_ids[slot], -1)
     per_row = plan.greedy
     if plan.sampled:
@@ -135,6 +165,24 @@ def commit_choices(state: State) -> None:
     )
 
 
+def read_commit(state: State, plan: StepPlan) -> list[Report]:
+    """What the last commit did, slot by slot: the one read of device values, between steps."""
+    s = state
+    numbers = torch.stack([s.count, s.accepted, s.effective, s.finish], 1)
+    rows = torch.cat([numbers, s.choice], 1).tolist()  # what was committed is the first `count` choices
+    return _reports([x for slot in plan.slots for x in rows[slot][: 4 + rows[slot][0]]])
+
+
+def _reports(numbers: list[int]) -> list[Report]:
+    """Parts of count, accepted, effective, finish and `count` ids."""
+    found, at = [], 0
+    while at < len(numbers):
+        end = at + 4 + numbers[at]
+        found.append(Report(*numbers[at + 1 : at + 4], numbers[at + 4 : end]))
+        at = end
+    return found
+
+
 def row_logprobs(logits: Tensor, ids: Tensor, top: int | None) -> Logprobs | None:
     """Log-probabilities under softmax(logits), summed in tiles of 16 rows so that a row's bits are its own."""
     if top is None:
@@ -157,10 +205,9 @@ def first_token(state: State, plan: StepPlan, logits: Tensor) -> Logprobs | None
         plan: one slot of width 1. logits: [V] of the last prompt position.
     """
     rows, (slot,) = plan.rows, plan.slots
-    chosen_position = state.length[rows.slot] + rows.column
-    noise = draw_noise(state, plan, chosen_position, len(logits))
+    noise = draw_noise(state, plan, len(logits))
     tiled = logits.expand(rows.padded, -1).contiguous()
-    ids, finite = choose_rows(state, plan, tiled, noise, chosen_position)
+    ids, finite = choose_rows(state, plan, tiled, noise)
     put_choices(state, plan, ids, finite)
     state.effective[slot] = 1
     commit_choices(state.at(slot))

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from blockpilot.drafters import load_drafter
+from blockpilot.drafters import Proposal, load_drafter
 from blockpilot.drafters.dflash import DFlashDrafter
 from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
 from blockpilot.plan import StepPlan
@@ -128,13 +128,13 @@ class Rounds:
         """One `run_step` over `slots`; all by default, finished ones included."""
         plan = self.plan(range(self.slots) if slots is None else slots)
         seen: list[Tensor] = []
-        honest = self.drafter.draft_logits
+        honest = self.drafter.propose
 
-        def recording(state: State, plan: StepPlan) -> Tensor:
-            seen.append(honest(state, plan).clone())
-            return seen[-1]
+        def recording(state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
+            seen.append(self.drafter.draft_logits(state, plan).clone())
+            return honest(state, plan, noise)
 
-        with patch.object(self.drafter, "draft_logits", recording):
+        with patch.object(self.drafter, "propose", recording):
             run_step(self.state, plan, self.target, self.drafter, StepClock())
         self._record(plan, seen)
 

@@ -24,7 +24,7 @@ def change_logits(llm: LLM, change: Callable[[Tensor], Tensor]) -> None:
         logits, features = prefill(*arguments)
         return change(logits[None])[0], features
 
-    target.verify, target.prefill = changed_verify, changed_prefill
+    target.verify, target.prefill, target.verify_commit = changed_verify, changed_prefill, None
 
 
 def poison_embedding(llm: LLM, token: int, value: float) -> None:
@@ -43,6 +43,7 @@ def poison_embedding(llm: LLM, token: int, value: float) -> None:
     with torch.inference_mode():
         plan[12] = len(blob)  # the embedding's offset
     target.blob = torch.cat([blob, table])
+    target._weights = (target.blob,)
 
 
 def caches(llm: LLM) -> list[Tensor]:

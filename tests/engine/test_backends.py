@@ -27,10 +27,8 @@ def test_every_op_runs_on_the_forced_backend(backend):
         output = llm.generate([prompt], replace(params, width=3))[0]
         ran = dict(dispatch.calls)
     assert output.token_ids == answer[:6]
-    assert {op for op, used in ran if used == backend} == {
-        *OPS,
-        *(["decoder_forward"] if backend == "cpp" else []),
-    }
+    whole = ["decoder_forward", "verify_commit"] if backend == "cpp" else []  # prompts, steps
+    assert {op for op, used in ran if used == backend} == {*OPS, *whole}
     assert not [key for key in ran if key[1] != backend]
 
 

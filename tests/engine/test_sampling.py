@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 import blockpilot.step as step_module
 from blockpilot import SamplingParams
 from blockpilot.drafters import Proposal
+from blockpilot.targets.cpp_target import CppTarget
 from blockpilot_kernels import choose, gumbel_noise
 from tests.engine.inside import change_logits
 from tests.engine.pair import VOCAB, WIDEST, ScriptedDrafter, plain, prompts, script_answers, sized, tiny_llm
@@ -104,8 +105,8 @@ def independent(sequences: list[list[int]]) -> bool:
 def faulty_noise(change):
     """A `draw_noise` with its key changed: change(state, plan, position) → seed, position."""
 
-    def draw(state, plan, position, vocab):
-        return gumbel_noise(*change(state, plan, position), vocab)
+    def draw(state, plan, vocab):
+        return gumbel_noise(*change(state, plan, step_module.chosen_position(state, plan)), vocab)
 
     return draw
 
@@ -130,10 +131,11 @@ def test_planted_filter_on_the_drafting_side_only_is_caught(monkeypatch):
     """The target side has to filter; dropping its filter shows in the distribution."""
     right = step_module.choose_rows
 
-    def unfiltered(state, plan, logits, noise, position):
-        return right(state, replace(plan, filtered=False), logits, noise, position)
+    def unfiltered(state, plan, logits, noise):
+        return right(state, replace(plan, filtered=False), logits, noise)
 
     monkeypatch.setattr(step_module, "choose_rows", unfiltered)
+    monkeypatch.setattr(CppTarget, "verify_commit", None)
     params = replace(BASE, top_k=5)
     assert not fits(draws(forced_engine(), params, 4), params)
 
@@ -175,6 +177,7 @@ def test_planted_fresh_draw_on_reject_is_caught(monkeypatch):
         right(state)
 
     monkeypatch.setattr(step_module, "commit_choices", redraw)
+    monkeypatch.setattr(CppTarget, "verify_commit", None)
     assert not identical(SHORT)
 
 

@@ -184,12 +184,19 @@ class DFlashDrafter:
         Raises:
             ValueError: a state with room for wider blocks than the drafter's window.
         """
-        if state.widest > max(self.window):
-            raise ValueError(f"state: expected blocks of at most {max(self.window)}, got {state.widest}")
+        self._check_room(state)
         head = head_rows(plan.draft_rows, plan.dump, self.row_tile)
         ids = self._choose(state, plan, head, self.draft_logits(state, plan), noise)
-        stride, n = self._tokens.shape[1], state.widest - 1
+        stride = self._tokens.shape[1]
         self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
+        return self._proposal(state)
+
+    def _check_room(self, state: State) -> None:
+        if state.widest > max(self.window):
+            raise ValueError(f"state: expected blocks of at most {max(self.window)}, got {state.widest}")
+
+    def _proposal(self, state: State) -> Proposal:
+        n = state.widest - 1
         return Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
 
     def draft_logits(self, state: State, plan: StepPlan) -> Tensor:

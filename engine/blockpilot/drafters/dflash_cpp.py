@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from blockpilot.drafters import Proposal
 from blockpilot.drafters.dflash import DFlashDrafter, head_rows
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint
 from blockpilot.drafters.dflash_config import DFlashConfig
@@ -25,10 +26,12 @@ from blockpilot_kernels.packed_decoder import (
     Geometry,
     Weights,
     borrowed,
+    commit_context,
     context_append,
     context_plan,
     decoder_forward,
     decoder_plan,
+    draft_block,
     packed_rows,
     stack,
 )
@@ -66,6 +69,8 @@ class CppDFlashDrafter(DFlashDrafter):
         self._context = self._context_plan(packed, get, tensors, geometry)
         self._weights = [packed.blob(), target.blob]
         self._scalars = (m.rms_norm_eps, self.config.input_embedding_scale, self.config.output_multiplier)
+        cap = self.config.final_logit_softcapping or 0.0
+        self._rules = (self.config.mask_token_id, ids, self.draft_temperature, cap)
         cos, sin = rope_tables(m.rope, m.head_dim, target.capacity)
         self._rope = (cos.float().contiguous(), sin.float().contiguous())
         shape = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
@@ -96,6 +101,30 @@ class CppDFlashDrafter(DFlashDrafter):
         kv = (m.num_layers, max_requests, m.num_kv_heads, capacity, m.head_dim, dtype)
         logits = 4 * (draft_ids or m.vocab_size) * max_requests * 2 * config.block_size
         return dtype.itemsize * matrices + CppCache.bytes_needed(*kv) + 2 * logits  # with their noise
+
+    def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
+        """As `DFlashDrafter.propose`, in one call."""
+        self._check_room(state)
+        self.non_finite += draft_block(
+            self._weights,
+            self._plan,
+            self._scalars,
+            self.cache.k,
+            self.cache.v,
+            self._rope,
+            state.tensors,
+            plan.drafting,
+            self._rules,
+            noise,
+            self._tokens,
+            bans=plan.bans,
+        )
+        return self._proposal(state)
+
+    def commit(self, state: State, plan: StepPlan, features: Tensor) -> None:
+        """As `DFlashDrafter.commit`, in one call."""
+        eps, where = self.config.model.rms_norm_eps, (self.cache.k, self.cache.v, self._rope)
+        commit_context(self._weights, self._context, eps, *where, state.tensors, plan.drafting, features)
 
     def _raw_logits(self, state: State, plan: StepPlan) -> Tensor:
         rows = plan.draft_rows

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from blockpilot.plan import StepPlan
     from blockpilot.rows import Rows
+    from blockpilot.state import State
     from blockpilot.targets.config import ModelConfig
 
 
@@ -21,6 +23,8 @@ class Target(Protocol):
         row_tile: packed rows come in multiples of it. forwards: passes so far.
         embedding: the table [V, H] that a drafter borrows and a policy reads a distribution through.
         cache: static keys and values; `cache.dump` is the slot that absent rows have.
+        verify_commit: `begin_block`, `verify`, the choices, their commit and its report in one call, (state, plan,
+            noise) → features, report; None: the step takes them one by one.
     """
 
     config: ModelConfig
@@ -33,6 +37,7 @@ class Target(Protocol):
     feature_layers: tuple[int, ...]
     embedding: Any
     cache: Any
+    verify_commit: Callable[[State, StepPlan, Tensor | None], tuple[Tensor, list[int]]] | None
 
     def use_features(self, layers: Sequence[int]) -> None:
         """Choose the hidden states handed to the drafter (HF convention), or ValueError."""

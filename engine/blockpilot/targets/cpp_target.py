@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows, make_rows
+from blockpilot.state import State
 from blockpilot.targets.checkpoint import Checkpoint, expected_tensors
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.packing import pack_layer, padded_size, rounding_of, stored_or_float
@@ -20,6 +22,7 @@ from blockpilot_kernels.packed_decoder import (
     Weights,
     decoder_forward,
     decoder_plan,
+    verify_commit,
     weighted_rows,
 )
 
@@ -139,6 +142,7 @@ class CppTarget:
         self._plan = decoder_plan(self.geometry, self.embedding_record, self.head_record, norm, layers)
         self.formats = packed.formats
         self.blob = packed.blob()
+        self._weights = (self.blob,)
         self._scalars = (c.rms_norm_eps, 1.0, 1.0)
         self.embedding = PackedTable(self.blob, self.embedding_record)
 
@@ -168,6 +172,24 @@ class CppTarget:
         """One pass over packed rows → logits [N, V], features [N, n·H]; see `TorchTarget.forward`."""
         return self._forward(rows, tokens, position, exists, extent, rows.every)
 
+    def verify_commit(self, state: State, plan: StepPlan, noise: Tensor | None) -> tuple[Tensor, list[int]]:
+        """Verify every active slot's block, choose and commit, in one call; see `Target`."""
+        self.forwards += 1
+        return verify_commit(
+            self._weights,
+            self._plan,
+            self._scalars,
+            self.cache.k,
+            self.cache.v,
+            self.rope,
+            state.tensors,
+            (plan.slots, plan.widths),
+            self.feature_layers,
+            noise,
+            bans=plan.bans,
+            filtered=plan.filtered,
+        )
+
     def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0, in chunks of 128 rows.
 
@@ -194,7 +216,7 @@ class CppTarget:
         self.forwards += 1
         where = (rows.slot, position, exists)
         return decoder_forward(
-            [self.blob],
+            self._weights,
             self._plan,
             self._scalars,
             self.cache.k,

@@ -40,6 +40,7 @@ class TorchTarget:
     """
 
     row_tile = TILE
+    verify_commit = None
 
     def __init__(
         self,

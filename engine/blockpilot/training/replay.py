@@ -40,6 +40,8 @@ class Answer:
 class _Stand:
     """A target that passes on to another whatever it does not do itself."""
 
+    verify_commit = None  # what it keeps or replaces are logits
+
     def __init__(self, target: Target) -> None:
         self._target = target
         self._at: dict[int, Answer] = {}

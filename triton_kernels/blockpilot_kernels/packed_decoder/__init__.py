@@ -14,9 +14,12 @@ from blockpilot_kernels.packed_decoder.formats import (
 )
 from blockpilot_kernels.packed_decoder.independence import row_independence
 from blockpilot_kernels.packed_decoder.ops import (
+    commit_context,
     context_append,
     decoder_forward,
+    draft_block,
     packed_linear,
+    verify_commit,
     weighted_rows,
 )
 from blockpilot_kernels.packed_decoder.plan import (
@@ -41,10 +44,12 @@ __all__ = [
     "Record",
     "Weights",
     "borrowed",
+    "commit_context",
     "context_append",
     "context_plan",
     "decoder_forward",
     "decoder_plan",
+    "draft_block",
     "interleave",
     "interleaved_rows",
     "packed_linear",
@@ -52,5 +57,6 @@ __all__ = [
     "quantise_q8_0",
     "row_independence",
     "stack",
+    "verify_commit",
     "weighted_rows",
 ]

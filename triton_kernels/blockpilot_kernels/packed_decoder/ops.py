@@ -63,6 +63,109 @@ def decoder_forward(
     )
 
 
+def verify_commit(
+    weights: Sequence[Tensor],
+    plan: Tensor,
+    scalars: Sequence[float],
+    keys: Tensor,
+    values: Tensor,
+    rope: tuple[Tensor, Tensor],
+    state: Sequence[Tensor],
+    members: tuple[Sequence[int], Sequence[int]],
+    feature_layers: Sequence[int],
+    noise: Tensor | None,
+    *,
+    bans: bool,
+    filtered: bool,
+) -> tuple[Tensor, list[int]]:
+    """One step of some slots: `decoder_forward` over their blocks, `choose` of every row, `accept_commit`.
+
+    Each row's logits become its choice where they are made; the results are those of the three ops, bit for bit.
+
+    Args:
+        weights … rope, feature_layers: as in `decoder_forward`.
+        state: `blockpilot.state.State.tensors`; `block` holds the drafts, its column 0 and `effective` are set here.
+        members: slots and the widths they were given; their packed rows follow one another, N in all.
+        noise: [N, V] float32 from `gumbel_noise`, or None: every row is greedy.
+        bans: some slot may not choose its stop ids yet. filtered: some slot filters.
+
+    Returns:
+        features [N, n·H] float32, 0 where a row does not exist; and what was committed, slot after slot: count,
+        accepted, effective width, finish code, `count` ids.
+
+    Raises:
+        ValueError: as in `decoder_forward`, or a state of other shapes.
+    """
+    dispatch.count("verify_commit", "cpp")
+    return torch.ops.blockpilot.verify_commit(
+        weights, plan, scalars, keys, values, *rope, state, *members, feature_layers, noise, bans, filtered
+    )
+
+
+def draft_block(
+    weights: Sequence[Tensor],
+    plan: Tensor,
+    scalars: Sequence[float],
+    keys: Tensor,
+    values: Tensor,
+    rope: tuple[Tensor, Tensor],
+    state: Sequence[Tensor],
+    members: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    rules: tuple[int, Tensor | None, float, float],
+    noise: Tensor | None,
+    drafts: Tensor,
+    *,
+    bans: bool,
+) -> int:
+    """A block of [anchor, mask, …] per slot through a DFlash drafter; its choices of columns 1 … into `drafts`.
+
+    Args:
+        weights … rope: as in `decoder_forward`. state: as in `verify_commit`.
+        members: slots, their widths, and the row of `noise` that each one's column 0 has.
+        rules: mask id; ids of the head's columns, rising [V'] int64, or None; factor on a request's temperature;
+            cap of the logits, 0 for none.
+        noise: [N, V] of the target's rows; column j takes that of row j − 1. None: every slot is greedy.
+        drafts: [slots, at least W − 1] int64, written where a column exists.
+
+    Returns:
+        how many columns had logits that are not finite; they say the first id.
+
+    Raises:
+        ValueError: as in `verify_commit`.
+    """
+    dispatch.count("draft_block", "cpp")
+    mask, ids, temperature, cap = rules
+    slots, widths, sources = members
+    return torch.ops.blockpilot.draft_block(
+        weights, plan, scalars, keys, values, *rope, state, slots, widths, sources,
+        mask, ids, noise, temperature, cap, bans, drafts,
+    )  # fmt: skip
+
+
+def commit_context(
+    weights: Sequence[Tensor],
+    plan: Tensor,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    rope: tuple[Tensor, Tensor],
+    state: Sequence[Tensor],
+    members: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    features: Tensor,
+) -> None:
+    """`context_append` of what the last step committed in some slots.
+
+    Args:
+        weights … rope: as in `context_append`. state: as in `verify_commit`. members: as in `draft_block`.
+        features: [N, n·H] float32 of the step's packed rows; row j of a slot is that of its column j.
+
+    Raises:
+        ValueError: as in `verify_commit`.
+    """
+    dispatch.count("commit_context", "cpp")
+    torch.ops.blockpilot.commit_context(weights, plan, eps, keys, values, *rope, state, *members, features)
+
+
 def context_append(
     weights: Sequence[Tensor],
     plan: Tensor,

@@ -1,0 +1,108 @@
+"""The C++ step in one call says what its ops say one by one: same ids, same drafts, same acceptance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockpilot import LLM, SamplingParams
+from blockpilot.drafters.dflash import DFlashDrafter
+from blockpilot.drafters.dflash_checkpoint import write_draft_vocabulary
+from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
+from blockpilot.targets.cpp_target import CppTarget
+from blockpilot_kernels import dispatch
+from tests.engine.inside import poison_embedding
+from tests.engine.pair import VOCAB, prompts, write_tokenizer
+from tests.tiny import save_drafter, save_target
+
+if dispatch.extension_error() is not None:
+    pytest.skip(f"C++ extension: {dispatch.extension_error()}", allow_module_level=True)
+if dispatch.backend_of("cpu") != "cpp":
+    pytest.skip(f"backend {dispatch.backend_of('cpu')} does not run the C++ step", allow_module_level=True)
+
+GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.5, seed=3)
+MIXED = [
+    GREEDY,
+    SAMPLED,
+    replace(SAMPLED, top_k=9, top_p=0.9, seed=5),
+    replace(SAMPLED, min_p=0.02, seed=6),
+    replace(GREEDY, stop_token_ids=(4, 9, 12), min_new_tokens=7, ignore_eos=False),
+    replace(SAMPLED, stop_token_ids=(4, 9, 12), min_new_tokens=7, ignore_eos=False, seed=8),
+]
+WIDTHS = (1, 2, 3, 4, 6, 8)
+
+
+@pytest.fixture(scope="module", params=[None, [0, 3, *range(5, VOCAB, 2)]], ids=["all ids", "some ids"])
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_target(folder / "target", vocab=VOCAB, eos_token_id=1)
+    write_tokenizer(target)
+    drafter = save_drafter(folder / "drafter", target, block_size=4)
+    if request.param is not None:
+        write_draft_vocabulary(drafter, request.param)
+    return target, drafter
+
+
+def answers(pair, monkeypatch, *, fused: bool, dtype: str, asked: list[SamplingParams], poison: bool = False):
+    """(ids, steps, accepted, reason) of six requests of six widths in four slots."""
+    with monkeypatch.context() as patch:
+        if not fused:
+            patch.setattr(CppTarget, "verify_commit", None)
+            patch.setattr(CppDFlashDrafter, "propose", DFlashDrafter.propose)
+        llm = LLM(pair[0], drafter=pair[1], max_requests=4, max_length=96, dtype=dtype)
+        if poison:
+            poison_embedding(llm, 7, float("nan"))
+        dispatch.calls.clear()
+        params = [replace(p, width=w) for p, w in zip(asked, WIDTHS, strict=True)]
+        outputs = llm.generate(prompts(6, seed=4), params)
+        assert {"verify_commit", "draft_block"} <= {op for op, _ in dispatch.calls} or not fused
+        broken = int(llm.drafter.non_finite)
+    found = [
+        (o.token_ids, o.stats.step_tokens, o.stats.kept, o.stats.offered, o.finish_reason) for o in outputs
+    ]
+    return found, broken
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "mixed"])
+def test_one_call_says_what_the_ops_say(pair, monkeypatch, kind, dtype):
+    asked = {"greedy": [GREEDY] * 6, "sampled": [SAMPLED] * 6, "mixed": MIXED}[kind]
+    one = answers(pair, monkeypatch, fused=True, dtype=dtype, asked=asked)
+    assert one == answers(pair, monkeypatch, fused=False, dtype=dtype, asked=asked)
+    assert any(len(steps) < len(ids) for ids, steps, *_ in one[0])
+
+
+@pytest.mark.parametrize("kind", ["greedy", "mixed"])
+def test_rows_that_are_not_finite_end_alike(pair, monkeypatch, kind):
+    asked = {"greedy": [GREEDY] * 6, "mixed": MIXED}[kind]
+    one = answers(pair, monkeypatch, fused=True, dtype="float32", asked=asked, poison=True)
+    assert one == answers(pair, monkeypatch, fused=False, dtype="float32", asked=asked, poison=True)
+    assert any(reason == "error" for *_, reason in one[0])
+
+
+def test_a_drafters_cap_and_factor_are_applied(pair, monkeypatch):
+    llm = LLM(pair[0], drafter=pair[1], max_requests=1, max_length=96, draft_temperature=0.5)
+    asked = replace(SAMPLED, width=4)
+    mask, ids, factor, cap = llm.drafter._rules
+    assert (factor, cap) == (0.5, llm.drafter.config.final_logit_softcapping or 0.0)
+    monkeypatch.setattr(llm.drafter, "_rules", (mask, ids, factor, 1e-6))  # every logit nearly equal
+    flat = llm.generate(prompts(1), asked)[0]
+    monkeypatch.setattr(llm.drafter, "_rules", (mask, ids, factor, cap))
+    usual = llm.generate(prompts(1), asked)[0]
+    assert flat.token_ids == usual.token_ids
+    assert flat.stats.kept != usual.stats.kept
+
+
+def test_a_state_of_other_shapes_is_refused(pair):
+    llm = LLM(pair[0], max_requests=1, max_length=96)
+    llm.generate(prompts(1), replace(GREEDY, max_new_tokens=2))
+    state, plan = llm._scheduler.state, llm._scheduler._plan({0: llm.submit([3], GREEDY)}, (1,))
+    state.tensors = (*state.tensors[:-1], torch.zeros(5))
+    with pytest.raises(ValueError, match="expected"):
+        llm.target.verify_commit(state, plan, None)
+    state.tensors = state.tensors[:-1]
+    with pytest.raises(ValueError, match="state: expected 19 tensors, got 18"):
+        llm.target.verify_commit(state, plan, None)
