@@ -7,7 +7,8 @@ namespace blockpilot {
 
 // A packed matrix holds panels of 16 output rows; a panel holds blocks of 32 columns, column padding is zero.
 // Rows are padded to a multiple of 32, so that a unit of work is always two panels.
-//   F32, BF16   [32 columns][16 rows]
+//   F32         [32 columns][16 rows]
+//   BF16        [16 pairs of columns][16 rows][2 columns]
 //   Q8_0        16 float16 scales, [8 groups][16 rows][4 columns] signed bytes
 //   Q4_0, Q4_1  16 float16 scales, (Q4_1: 16 float16 offsets,) [4 groups][16 rows][4 bytes]; byte j of
 //               group g holds column 4g + j in its low half and column 16 + 4g + j in its high half
