@@ -20,7 +20,7 @@ constexpr int64_t PANEL = 16;
 constexpr int64_t BLOCK = 32;
 constexpr int64_t UNIT = 2 * PANEL;
 
-inline int64_t block_bytes(Format format) {
+constexpr int64_t block_bytes(Format format) {
   switch (format) {
     case Format::F32:
       return 2048;
@@ -58,8 +58,9 @@ inline int64_t code_rows(Rounding rounding) {
   return rounding == Rounding::INT16 ? 2 : rounding == Rounding::INT8 ? 1 : 0;
 }
 
-// Rows prepared for products, in tiles of `tile_rows`: values zero padded, or codes; a sum and a scale per
-// block, and of codes the sum of the codes themselves.
+// Rows prepared for products, in tiles of `tile_rows`: values zero padded, as floats or, where a product
+// takes them, as bfloat16; or codes; a sum and a scale per block, and of codes the sum of the codes
+// themselves.
 struct Activations {
   float* values;
   int8_t* codes;
@@ -97,8 +98,8 @@ struct Query {
 
 struct ModelKernels {
   int64_t tile_rows, tile_queries;
-  // Blocks [begin, end) of a row.
-  void (*prepare)(const float* x, int64_t columns, Rounding rounding, int64_t row, int64_t begin, int64_t end,
+  // Blocks [begin, end) of a row, for a product with w.
+  void (*prepare)(const float* x, const Linear& w, Rounding rounding, int64_t row, int64_t begin, int64_t end,
                   const Activations& to);
   void (*linear)(const Linear& w, const Activations& x, Rounding rounding, int64_t m, const Output& out,
                  int64_t unit_begin, int64_t unit_end);
