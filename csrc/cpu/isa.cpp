@@ -23,14 +23,14 @@ struct Candidate {
 };
 
 #if defined(BLOCKPILOT_X86)
-// Whether the processor has integer tiles and the system lets this process use them: it must be asked once,
-// and threads started later inherit its answer.
+// Whether the processor has tiles of bytes and of bfloat16 numbers and the system lets this process use them:
+// it must be asked once, and threads started later inherit its answer.
 bool amx_allowed() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
-  constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;  // CPUID leaf 7, EDX
+  constexpr unsigned NEEDED = 1u << 22 | 1u << 24 | 1u << 25;  // CPUID leaf 7, EDX
   constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE) == 0 || (d & INT8) == 0) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & NEEDED) != NEEDED) return false;
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #else
   return false;

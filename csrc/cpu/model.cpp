@@ -206,7 +206,7 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Inpu
   // Threads share the blocks, not the rows: what is kept of a block's rows lies in one cache line.
   const int64_t sharing = std::min(threads, rows / ROWS_A_THREAD);
   parallel_chunks(sharing, blocks, (blocks + threads - 1) / threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < rows; ++i) k.prepare(x + i * w.columns, w.columns, rounding, i, begin, end, a);
+    for (int64_t i = 0; i < rows; ++i) k.prepare(x + i * w.columns, w, rounding, i, begin, end, a);
   });
   const Output out = {to, epilogue};
   parallel_chunks(threads, w.units(), product_grain(w, threads), [&](int64_t begin, int64_t end) {

@@ -5,10 +5,10 @@
 #include "model_kernels.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512vnni,amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), \
+#pragma clang attribute push(__attribute__((target("avx512vnni,amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), \
                              apply_to = function)
 #else
-#pragma GCC target("avx512vnni,amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
+#pragma GCC target("avx512vnni,amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
 #endif
 #define MODEL_ISA model_isa_amx
 #define MODEL_TABLE model_amx

@@ -3,49 +3,6 @@
 namespace blockpilot {
 namespace MODEL_ISA {
 
-// Tiles 0 … 3 are sums of 16 code rows by 16 outputs, 4 and 5 activations, 6 and 7 weights.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 32, 32, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 8, 8};
-};
-
-// Tiles are configured as above while it lives, and as they were afterwards: the calling thread may belong to
-// a library that configured them once and relies on that.
-class Tiles {
- public:
-  Tiles() {
-    static const TileConfig config;
-    __asm__ volatile("sttilecfg %0" : "=m"(before_));
-    __asm__ volatile("ldtilecfg %0" : : "m"(config));
-  }
-  ~Tiles() {
-    if (before_.palette == 0)
-      __asm__ volatile("tilerelease");
-    else
-      __asm__ volatile("ldtilecfg %0" : : "m"(before_));
-  }
-  Tiles(const Tiles&) = delete;
-
- private:
-  TileConfig before_;
-};
-
-// The compiler's own intrinsics do not tell it which memory they read.
-template <int T>
-static inline void load_activations(const int8_t* codes) {
-  typedef const int8_t Memory[16][BLOCK];
-  __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0"
-                   :
-                   : "i"(T), "r"(codes), "r"(int64_t{BLOCK}), "m"(*(Memory*)codes));
-}
-template <int T>
-static inline void load_weights(const uint8_t* codes) {
-  typedef const uint8_t Memory[8][64];
-  __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0"
-                   :
-                   : "i"(T), "r"(codes), "r"(int64_t{64}), "m"(*(Memory*)codes));
-}
 template <int SUM, int A, int W, bool SIGNED>
 static inline void dot_tiles() {
   __asm__ volatile("tilezero %%tmm%c0" : : "i"(SUM));
@@ -54,12 +11,6 @@ static inline void dot_tiles() {
   else
     __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(A), "i"(W));
 }
-template <int T>
-static inline void store_dots(int32_t (*to)[16]) {
-  typedef int32_t Memory[16][16];
-  __asm__ volatile("tilestored %%tmm%c1, (%2,%3,1)" : "=m"(*(Memory*)to) : "i"(T), "r"(to), "r"(int64_t{64}));
-}
-
 // Blocks on their way: unpacked two ahead, multiplied, stored and finished two later.
 struct alignas(64) Stages {
   uint8_t codes[4][2][8][64];
@@ -88,11 +39,11 @@ static inline INLINE void dot_stage(const uint8_t* const* data, const int8_t* co
   const auto weights = [&](int p) {
     return SIGNED ? codes_of<F>(data[p] + b * block_bytes(F)) : s.codes[b % 4][p][0];
   };
-  load_activations<A>(codes);
-  load_weights<6>(weights(0));
+  load_tile<A, TILE_ROWS, BLOCK>(codes);
+  load_tile<6, GROUPS, 64>(weights(0));
   dot_tiles<SUM, A, 6, SIGNED>();
   if (P > 1) {
-    load_weights<7>(weights(P - 1));
+    load_tile<7, GROUPS, 64>(weights(P - 1));
     dot_tiles<SUM + 1, A, 7, SIGNED>();
   }
 }
@@ -100,8 +51,8 @@ static inline INLINE void dot_stage(const uint8_t* const* data, const int8_t* co
 template <int P, bool ODD>
 static inline INLINE void store_stage(Stages& s) {
   constexpr int SUM = ODD ? 2 : 0;
-  store_dots<SUM>(s.dots[ODD][0]);
-  if (P > 1) store_dots<SUM + 1>(s.dots[ODD][1]);
+  store_tile<SUM, 64>(s.dots[ODD][0]);
+  if (P > 1) store_tile<SUM + 1, 64>(s.dots[ODD][1]);
 }
 
 template <Format F, int M, int S, int P, bool ODD>

@@ -5,7 +5,9 @@
 #if defined(MODEL_VNNI)
 #include "model_codes_vnni.inl"
 #if defined(MODEL_AMX)
+#include "model_amx_tiles.inl"
 #include "model_codes_amx.inl"
+#include "model_bf16_amx.inl"
 #endif
 #else
 #include "model_codes.inl"

@@ -7,7 +7,8 @@ namespace blockpilot {
 
 // A packed matrix holds panels of 16 output rows; a panel holds blocks of 32 columns, column padding is zero.
 // Rows are padded to a multiple of 32, so that a unit of work is always two panels.
-//   F32, BF16   [32 columns][16 rows]
+//   F32         [32 columns][16 rows]
+//   BF16        [16 pairs of columns][16 rows][2 columns]
 //   Q8_0        16 float16 scales, [8 groups][16 rows][4 columns] signed bytes
 //   Q4_0, Q4_1  16 float16 scales, (Q4_1: 16 float16 offsets,) [4 groups][16 rows][4 bytes]; byte j of
 //               group g holds column 4g + j in its low half and column 16 + 4g + j in its high half
@@ -19,7 +20,7 @@ constexpr int64_t PANEL = 16;
 constexpr int64_t BLOCK = 32;
 constexpr int64_t UNIT = 2 * PANEL;
 
-inline int64_t block_bytes(Format format) {
+constexpr int64_t block_bytes(Format format) {
   switch (format) {
     case Format::F32:
       return 2048;
@@ -57,8 +58,9 @@ inline int64_t code_rows(Rounding rounding) {
   return rounding == Rounding::INT16 ? 2 : rounding == Rounding::INT8 ? 1 : 0;
 }
 
-// Rows prepared for products, in tiles of `tile_rows`: values zero padded, or codes; a sum and a scale per
-// block, and of codes the sum of the codes themselves.
+// Rows prepared for products, in tiles of `tile_rows`: values zero padded, as floats or, where a product
+// takes them, as bfloat16; or codes; a sum and a scale per block, and of codes the sum of the codes
+// themselves.
 struct Activations {
   float* values;
   int8_t* codes;
@@ -96,8 +98,8 @@ struct Query {
 
 struct ModelKernels {
   int64_t tile_rows, tile_queries;
-  // Blocks [begin, end) of a row.
-  void (*prepare)(const float* x, int64_t columns, Rounding rounding, int64_t row, int64_t begin, int64_t end,
+  // Blocks [begin, end) of a row, for a product with w.
+  void (*prepare)(const float* x, const Linear& w, Rounding rounding, int64_t row, int64_t begin, int64_t end,
                   const Activations& to);
   void (*linear)(const Linear& w, const Activations& x, Rounding rounding, int64_t m, const Output& out,
                  int64_t unit_begin, int64_t unit_end);

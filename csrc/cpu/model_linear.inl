@@ -40,7 +40,10 @@ template <Format F>
 static inline vf weight(const uint8_t* block, int64_t g, int64_t c, int64_t half, int64_t v) {
   const int64_t k = 16 * half + 4 * g + c;
   if (F == Format::F32) return load((const float*)block + k * PANEL + v * LANES);
-  if (F == Format::BF16) return load_bf16((const uint16_t*)block + k * PANEL + v * LANES);
+  if (F == Format::BF16) {
+    const vi pair = load_codes(block + 64 * (k / 2) + 4 * LANES * v);
+    return (vf)(k % 2 == 0 ? pair << 16 : pair >> 16 << 16);
+  }
   const vi codes = load_codes(codes_of<F>(block) + 64 * g + 4 * LANES * v);
   if (F == Format::Q8_0) return to_float((codes << (24 - 8 * c)) >> 24);
   return to_float((codes >> (8 * c + 4 * half)) & 15);

@@ -49,13 +49,11 @@ static void rope(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-static inline float round_bf16(float x) {
-  uint32_t u;
-  __builtin_memcpy(&u, &x, sizeof u);
-  const bool finite = (u & 0x7f800000u) != 0x7f800000u;
-  u = finite ? (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u : (x != x ? 0x7fc00000u : u);
-  __builtin_memcpy(&x, &u, sizeof x);
-  return x;
+// The nearest bfloat16, in the low half of each lane.
+static inline vi round_bf16(vf x) {
+  const vi u = (vi)x, special = (u & 0x7f800000) == 0x7f800000, nan = x != x;
+  const vi half = ((u >> 16 & 1) + 0x7fff) & ~special;
+  return ((u + half) >> 16 & ~nan) | (nan & 0x7fc0);
 }
 
 // A block's codes of at most ±`most`, their scale, the sum of what they stand for, and their own sum. A block with
@@ -117,9 +115,35 @@ static inline void place_codes(const float* x, Rounding rounding, int64_t row, i
   }
 }
 
-static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t row, int64_t begin,
+// Whether a product multiplies rows of bfloat16 numbers as they are.
+static inline bool takes_bf16(Format format, Rounding rounding) {
+#if defined(MODEL_AMX)
+  return format == Format::BF16 && rounding == Rounding::BF16;
+#else
+  (void)format, (void)rounding;
+  return false;
+#endif
+}
+
+// Where block b of a row lies then: tiles [16 rows][32 columns] in place of float values.
+static inline uint16_t* bf16_block(const Activations& a, int64_t blocks, int64_t row, int64_t b) {
+  const int64_t line = (row / TILE_ROWS * blocks + b) * TILE_ROWS + row % TILE_ROWS;
+  return reinterpret_cast<uint16_t*>(a.values) + line * BLOCK;
+}
+
+static inline void place_bf16(const float* x, uint16_t* to) {
+  typedef int16_t Halves __attribute__((vector_size(2 * LANES)));
+  for (int64_t j = 0; j < BLOCK; j += LANES) {
+    vf v;
+    __builtin_memcpy(&v, x + j, sizeof v);
+    const Halves rounded = __builtin_convertvector(round_bf16(v), Halves);
+    __builtin_memcpy(to + j, &rounded, sizeof rounded);
+  }
+}
+
+static void prepare(const float* x, const Linear& w, Rounding rounding, int64_t row, int64_t begin,
                     int64_t end, const Activations& to) {
-  const int64_t blocks = (columns + BLOCK - 1) / BLOCK, r = row % TILE_ROWS;
+  const int64_t columns = w.columns, blocks = w.blocks(), r = row % TILE_ROWS;
   for (int64_t b = begin; b < end; ++b) {
     float padded[BLOCK];
     const int64_t count = columns - b * BLOCK < BLOCK ? columns - b * BLOCK : BLOCK;
@@ -132,9 +156,18 @@ static void prepare(const float* x, int64_t columns, Rounding rounding, int64_t 
       place_codes(from, rounding, row, blocks, b, to);
       continue;
     }
+    if (takes_bf16(w.format, rounding)) {
+      place_bf16(from, bf16_block(to, blocks, row, b));
+      continue;
+    }
     const int64_t at = row / TILE_ROWS * blocks + b;
     if (rounding == Rounding::BF16) {
-      for (int64_t j = 0; j < BLOCK; ++j) padded[j] = round_bf16(from[j]);
+      for (int64_t j = 0; j < BLOCK; j += LANES) {
+        vf v;
+        __builtin_memcpy(&v, from + j, sizeof v);
+        v = (vf)(round_bf16(v) << 16);
+        __builtin_memcpy(padded + j, &v, sizeof v);
+      }
       from = padded;
     }
     to.sums[at * TILE_ROWS + r] = sum_block(from);

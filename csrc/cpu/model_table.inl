@@ -64,7 +64,8 @@ template <Format F>
 static inline float entry(const uint8_t* block, int64_t lane, int64_t k) {
   if (F == Format::F32) return ((const float*)block)[k * PANEL + lane];
   if (F == Format::BF16) {
-    const uint32_t u = static_cast<uint32_t>(((const uint16_t*)block)[k * PANEL + lane]) << 16;
+    const uint16_t stored = ((const uint16_t*)block)[(k / 2 * PANEL + lane) * 2 + k % 2];
+    const uint32_t u = static_cast<uint32_t>(stored) << 16;
     float x;
     __builtin_memcpy(&x, &u, sizeof x);
     return x;

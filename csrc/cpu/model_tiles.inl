@@ -3,7 +3,7 @@ namespace blockpilot {
 namespace MODEL_ISA {
 
 // A unit's totals of a chunk of rows.
-struct Totals {
+struct alignas(LINE) Totals {
   float of[ROW_CHUNK][UNIT];
 };
 

@@ -89,6 +89,9 @@ static void multiply_unit(const Linear& w, Rounding rounding, const uint8_t* dat
     case Format::F32:
       return float_unit<Format::F32>(data, a, w.blocks(), from, rows, t);
     case Format::BF16:
+#if defined(MODEL_AMX)
+      if (takes_bf16(w.format, rounding)) return bf16_unit(data, a, w.blocks(), from, rows, t);
+#endif
       return float_unit<Format::BF16>(data, a, w.blocks(), from, rows, t);
     case Format::Q8_0:
       return blocks_unit<Format::Q8_0>(w, rounding, data, a, from, rows, t);
@@ -103,7 +106,7 @@ static void linear(const Linear& w, const Activations& x, Rounding rounding, int
                    int64_t unit_begin, int64_t unit_end) {
   Totals t;
 #if defined(MODEL_AMX)
-  const Tiles tiles;
+  const Tiles tiles(takes_bf16(w.format, rounding) ? bf16_config(m) : TileConfig());
 #endif
   const int64_t unit_bytes = 2 * w.blocks() * block_bytes(w.format);
   // The first bytes, all at once: waited for one after another they would cost as much as a small matrix.

@@ -81,7 +81,8 @@ def unpacked(kind: str, data: Tensor, n: int, k: int) -> Tensor:
         if kind == "F32":
             out[row, column] = number(block + 4 * (c * 16 + lane), np.float32)
         elif kind == "BF16":
-            code = np.frombuffer(raw, np.uint16, 1, block + 2 * (c * 16 + lane)).astype(np.uint32) << 16
+            at = block + 64 * (c // 2) + 4 * lane + 2 * (c % 2)
+            code = np.frombuffer(raw, np.uint16, 1, at).astype(np.uint32) << 16
             out[row, column] = code.view(np.float32)[0]
         elif kind == "Q8_0":
             code = number(first + 64 * (c // 4) + 4 * lane + c % 4, np.int8)

@@ -8,8 +8,7 @@ import mmap
 import pytest
 import torch
 
-from blockpilot_kernels import packed_decoder as packed
-from tests.kernels.packed import random_blocks
+from tests.kernels.packed import make_product
 
 LOAD, STORE, END = b"\xc4\xe2\x78\x49\x07", b"\xc4\xe2\x79\x49\x07", b"\xc3"  # of [rdi]
 
@@ -24,18 +23,21 @@ def tile_config(code: bytes, config: bytes) -> bytes:
     return buffer.raw
 
 
+@pytest.mark.parametrize("rows", [0, 1, 16, 19])
+@pytest.mark.parametrize(("kind", "rounding"), [("Q4_1", "int16"), ("BF16", "bfloat16")])
 @pytest.mark.parametrize("theirs", [bytes(64), bytes([1, *[0] * 15, 64, *[0] * 31, 3, *[0] * 15])])
-def test_the_caller_s_tiles_are_configured_as_before(theirs: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_s_tiles_are_configured_as_before(
+    theirs: bytes, kind: str, rounding: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another library may configure its tiles once per thread: llama.cpp does."""
     monkeypatch.setenv("BLOCKPILOT_ISA", "amx")
     try:
         torch.ops.blockpilot.isa()
     except (RuntimeError, ValueError) as error:
         pytest.skip(f"no AMX here: {error}")
-    weights = packed.Weights(torch.float32)
-    record = weights.linear(random_blocks("Q4_1", 64, 64))
+    product = make_product(kind, 64, 64)
     tile_config(LOAD, theirs)
-    packed.packed_linear(torch.randn(16, 64), weights.blob(), record, "int16")
+    product(torch.randn(rows, 64), rounding)
     after = tile_config(STORE, bytes(64))
     tile_config(LOAD, bytes(64))
     assert after == theirs

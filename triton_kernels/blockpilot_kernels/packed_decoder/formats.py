@@ -115,8 +115,9 @@ def pack(matrix: Matrix, dtype: torch.dtype) -> tuple[str, int, Iterator[Tensor]
 def _pack_floats(part: Tensor, dtype: torch.dtype) -> Tensor:
     n, k = part.shape
     padded = F.pad(part.to(dtype), (0, -k % BLOCK, 0, -n % UNIT))
-    panels = padded.view(-1, PANEL, padded.shape[1] // BLOCK, BLOCK).permute(0, 2, 3, 1)
-    return panels.contiguous().view(torch.uint8).flatten()
+    together = 4 // dtype.itemsize  # columns side by side, as AMX multiplies them
+    panels = padded.view(-1, PANEL, padded.shape[1] // BLOCK, BLOCK // together, together)
+    return panels.permute(0, 2, 3, 1, 4).contiguous().view(torch.uint8).flatten()
 
 
 def _pack_blocks(blocks: Blocks) -> Tensor:

@@ -50,8 +50,8 @@ def _rows(kind: str, data: Tensor, index: Tensor) -> Tensor:
     panel, lane = index // PANEL, index % PANEL
     if kind not in HEADS:
         dtype = torch.float32 if kind == "F32" else torch.bfloat16
-        values = data.view(dtype).unflatten(-1, (BLOCK, PANEL))
-        return values[panel, :, :, lane]
+        values = data.view(dtype).unflatten(-1, (-1, PANEL, 4 // dtype.itemsize))
+        return values[panel, :, :, lane].flatten(2)
     head = HEADS[kind] * PANEL
     before = _block_rows(data[..., :head], data[..., head:], panel, lane)
     if kind == "Q4_1":
