@@ -9,9 +9,9 @@ namespace blockpilot {
 
 // How one row chooses; see `choose` in rows.h.
 struct Draw {
-  const float* noise;                   // by id, null: the row is greedy
+  const float* noise;  // by id, null: the row is greedy
   RowParams params = {0, 1, 0, 0, false};
-  const int64_t* banned = nullptr;      // ids; those that are no column of the head are ignored
+  const int64_t* banned = nullptr;  // ids; those that are no column of the head are ignored
   int64_t banned_count = 0;
 
   bool greedy() const { return noise == nullptr || !(params.temperature > 0.0f); }

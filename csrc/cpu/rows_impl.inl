@@ -7,5 +7,5 @@
 
 namespace blockpilot {
 extern const RowKernels ROW_TABLE = {ROW_ISA::philox, ROW_ISA::gumbel_noise, ROW_ISA::gumbel_from_integers,
-                                     ROW_ISA::choose,  ROW_ISA::highest,      ROW_ISA::highest_score};
+                                     ROW_ISA::choose, ROW_ISA::highest,      ROW_ISA::highest_score};
 }

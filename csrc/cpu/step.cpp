@@ -45,11 +45,11 @@ void ban_stops(const StepState& state, int64_t slot, int64_t position, Draw& dra
   draw.banned_count = state.stops;
 }
 
-std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars,
-                         const at::Tensor& keys, const at::Tensor& values, const at::Tensor& cos,
-                         const at::Tensor& sin, at::TensorList state_tensors, at::IntArrayRef slots,
-                         at::IntArrayRef widths, at::IntArrayRef feature_layers,
-                         const std::optional<at::Tensor>& noise, bool bans, bool filtered) {
+std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
+    at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars, const at::Tensor& keys,
+    const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin, at::TensorList state_tensors,
+    at::IntArrayRef slots, at::IntArrayRef widths, at::IntArrayRef feature_layers,
+    const std::optional<at::Tensor>& noise, bool bans, bool filtered) {
   const Decoder d = read_decoder(weights, plan, scalars);
   const Cache cache = read_cache(keys, values, d.shape, d.depth());
   const StepState state(state_tensors);
@@ -75,8 +75,8 @@ std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(at::TensorList weight
   }
   const at::Tensor features = run_rows(*isa.model, d, cache, pass, ids, members.rows, feature_layers, x);
   const Head head = {d.head, nullptr, d.logit_scale, 0.0f};
-  const std::vector<Choice> choices = choose_head(
-      isa, head, d.shape.rounding, {x, rows, d.norm, d.shape.eps}, draws, pass.threads);
+  const std::vector<Choice> choices =
+      choose_head(isa, head, d.shape.rounding, {x, rows, d.norm, d.shape.eps}, draws, pass.threads);
   for (std::size_t i = 0; i < choices.size(); ++i) {
     const Row& row = pass.rows[i];
     const int64_t at = row.slot * state.widest + row.position - state.cached(row.slot);
@@ -105,7 +105,8 @@ std::vector<Draw> draft_draws(const StepState& state, const Members& members, at
     if (column == 0) continue;
     const float own = state.temperature[r];
     const float cooled = own > 0.0f ? std::max(own * rules.temperature, 1e-5f) : 0.0f;
-    Draw draw{noise ? noise + (sources[member] + column - 1) * vocab : nullptr, {cooled, 1.0f, 0.0f, 0, false}};
+    Draw draw{noise ? noise + (sources[member] + column - 1) * vocab : nullptr,
+              {cooled, 1.0f, 0.0f, 0, false}};
     if (bans) ban_stops(state, r, row.position, draw);
     draws.push_back(draw);
   }
