@@ -85,7 +85,7 @@ class StoredTensors:
         return {n: t.nbytes for n, t in found if t.type.name in BLOCK_TYPES and len(t.shape) == 2}
 
     def _rows(self, name: str, index: np.ndarray) -> np.ndarray:
-        """Stored bytes of HF rows, [rows, bytes]."""
+        """Stored bytes of HF rows, [rows, bytes]; `index` rises by one from row to row."""
         tensor = self.found[name]
         width = tensor.nbytes // self.shapes[name][0]
         heads = self._paired.get(name.split(".")[-2])
@@ -99,7 +99,8 @@ class StoredTensors:
         if file_state(self.file.path) != self.state:
             raise CheckpointError(f"{self.file.path}: changed while it was being loaded; load it again")
         near = np.fromfile(self.file.path, np.uint8, count, offset=tensor.offset + first * width)
-        return near.reshape(-1, width)[index - first]
+        rows = near.reshape(-1, width)
+        return rows if heads is None else rows[index - first]  # an embedding need not be there twice
 
 
 def load_gguf(path: Path) -> Checkpoint:
