@@ -43,6 +43,9 @@ BENCHMARKS = (
     ),
     Benchmark("soak", "minutes of mixed requests through one engine: resident memory must not grow", "soak"),
     Benchmark(
+        "memory", "peak memory and seconds of a first and a second start, in fresh processes", "memory"
+    ),
+    Benchmark(
         "row_independence", "whether 16-row tiles are bitwise row independent on this machine", "row_check"
     ),
 )

@@ -1,4 +1,4 @@
-"""Set-up shared by every test: Triton's interpreter where no GPU is, hypothesis profiles."""
+"""Set-up shared by every test: Triton's interpreter where no GPU is, no kept weights, hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from tests import interp_shim
 
     interp_shim.install()
+
+os.environ["BLOCKPILOT_CACHE"] = "off"  # tests of the cache have a folder of their own
 
 settings.register_profile("dev", max_examples=30, deadline=None)
 settings.register_profile("ci", max_examples=30, deadline=None, derandomize=True)

@@ -89,7 +89,8 @@ class LLM:
         self.weights = resolve_weights(weights, checkpoint, self.device)
         self.tokenizer = load_tokenizer(checkpoint)
         with torch.inference_mode():
-            self.target = build_target(checkpoint, *sizes, self.device, self.weights)
+            keep = not isinstance(target, Checkpoint)  # a caller may have changed one
+            self.target = build_target(checkpoint, *sizes, self.device, self.weights, keep)
             self.drafter = resolve_drafter(drafter, self.target, max_requests, draft_temperature)
             self.policy = resolve_policy(policy, self.target, self.drafter)
         eos = tuple(sorted({*checkpoint.config.eos_token_ids, *self.tokenizer.eos_token_ids}))

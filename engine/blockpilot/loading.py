@@ -76,14 +76,21 @@ def resolve_weights(asked: str, checkpoint: Checkpoint, device: torch.device) ->
 
 
 def build_target(
-    checkpoint: Checkpoint, slots: int, length: int, dtype: torch.dtype, device: torch.device, weights: str
+    checkpoint: Checkpoint,
+    slots: int,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: str,
+    keep: bool = False,
 ) -> Target:
-    """The implementation that runs on `device`, its memory checked before anything is allocated."""
+    """The implementation that runs on `device`, its memory checked before anything is allocated; `keep` as in
+    `CppTarget`."""
     if device.type == "cpu" and dispatch.backend_of("cpu") == "cpp":
         sizes = (checkpoint.config, slots, length, dtype)
         size = packed_bytes(checkpoint, weights, dtype)
         require_fits({"target": CppTarget.memory_bytes(*sizes, size)}, device)
-        return CppTarget(checkpoint, slots, length, dtype, weights)
+        return CppTarget(checkpoint, slots, length, dtype, weights, keep=keep)
     require_fits({"target": TorchTarget.memory_bytes(checkpoint.config, slots, length, dtype)}, device)
     return TorchTarget(checkpoint, slots, length, dtype, device)
 

@@ -9,6 +9,7 @@ import pytest
 
 from blockpilot import bundled
 from blockpilot.cli import doctor
+from blockpilot.targets import packed_cache
 from blockpilot_kernels import dispatch, tiled_linear
 
 
@@ -94,3 +95,29 @@ def test_lost_row_independence_is_a_failure(cli, monkeypatch):
     result = cli("doctor")
     assert result.exit_code == 1
     assert result.stdout.rstrip().splitlines()[-1] == "a check failed"
+
+
+def packed(cli_json, code=0) -> dict[str, str]:
+    (check,) = (c for c in cli_json("doctor", code=code)["checks"] if c["name"] == "packed weights")
+    return check
+
+
+def test_where_packed_weights_are(cli_json, monkeypatch, tmp_path):
+    monkeypatch.setenv(packed_cache.ENVIRONMENT, "off")
+    assert packed(cli_json)["detail"].startswith("not kept")
+    folder = tmp_path / "absent" / "cache"
+    monkeypatch.setenv(packed_cache.ENVIRONMENT, str(folder))
+    assert packed(cli_json)["detail"] == f"{folder}: 0 files, 0 MB of at most 8 GiB"
+    folder.mkdir(parents=True)
+    (folder / f"target-{'0' * 32}.v1.packed").write_bytes(bytes(3_000_000))
+    (folder / "somebody.else").write_bytes(bytes(3_000_000))
+    assert packed(cli_json)["detail"] == f"{folder}: 1 file, 3 MB of at most 8 GiB"
+
+
+def test_packed_weights_that_cannot_be_kept(cli_json, monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv(packed_cache.ENVIRONMENT, str(tmp_path / "file" / "cache"))
+    check = packed(cli_json)
+    assert check["status"] == "missing" and "cannot be written" in check["detail"] and check["fix"]
+    monkeypatch.setenv(packed_cache.ENVIRONMENT, "relative")
+    assert packed(cli_json, 1)["status"] == "failed"

@@ -39,7 +39,8 @@ class Check:
 def run(json: JsonOption = False) -> None:
     """Say what this installation can do: versions, hardware, kernel backends, models, self checks."""
     ops, backend = backends()
-    checks = [backend, extension(), compiler(), triton(), target(), *bundled_pair(), row_independence()]
+    parts = [extension(), compiler(), triton(), target(), *bundled_pair(), packed_weights()]
+    checks = [backend, *parts, row_independence()]
     report: dict[str, Any] = {
         "ok": all(check.status != "failed" for check in checks),
         "versions": versions(),
@@ -128,6 +129,31 @@ def bundled_pair() -> list[Check]:
             detail = str(error).partition(";")[0]
             checks.append(Check(name, "missing", detail, "reinstall blockpilot"))
     return checks
+
+
+def packed_weights() -> Check:
+    """Where packed weights are kept between starts, and how much lies there."""
+    import os
+
+    from blockpilot.targets import packed_cache
+
+    name = "packed weights"
+    try:
+        folder = packed_cache.cache_folder()
+        if folder is None:
+            return Check(name, "ok", f"not kept ({packed_cache.ENVIRONMENT}=off, or no home folder)")
+        sizes = [state.st_size for state in packed_cache.contents(folder)]
+    except (ValueError, OSError) as error:
+        return Check(name, "failed", str(error), f"unset {packed_cache.ENVIRONMENT}, or name another folder")
+    count, most = len(sizes), packed_cache.LIMIT >> 30
+    detail = f"{folder}: {count} file{'s'[: count != 1]}, {sum(sizes) / 1e6:.0f} MB of at most {most} GiB"
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        fix = f"set {packed_cache.ENVIRONMENT} to a folder of your own, or to off"
+        return Check(
+            name, "missing", f"{detail}; it cannot be written to, so weights are packed at every start", fix
+        )
+    return Check(name, "ok", detail)
 
 
 def row_independence() -> Check:

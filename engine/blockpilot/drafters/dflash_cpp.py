@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State
 from blockpilot.targets.cpp_target import CppCache, CppTarget
+from blockpilot.targets.packed_cache import Packed, PackedKey, cached
 from blockpilot.targets.packing import (
     GetMatrix,
     in_bytes,
@@ -44,19 +47,31 @@ class CppDFlashDrafter(DFlashDrafter):
 
     def _build(self, checkpoint: DFlashCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
-        tensors = dict(checkpoint.tensors.items())
-        ids = checkpoint.vocabulary
+        rounded = target.weights.startswith("stored-")
+        # No output shows the drafter's rounding, so it takes the fastest beside any rounded target.
+        rounding = "int8" if rounded else rounding_of(target.weights, target.dtype)
+        size = padded_size(m.intermediate_size)
+        sizes = (m.hidden_size, m.num_heads, m.num_kv_heads, m.head_dim)
+        geometry = Geometry(*sizes, size, m.num_layers, rounding)
+        key = None if target.packed_key is None else _packed_key(checkpoint, target.packed_key)
+        packed = cached(key, lambda: self._pack(checkpoint, target, geometry))
+        self._plan, self._context = (torch.tensor(packed.words[n], device="cpu") for n in ("plan", "context"))
+        self._weights = (packed.blob, target.blob)
+        self._scalars = (m.rms_norm_eps, self.config.input_embedding_scale, self.config.output_multiplier)
+        cap = self.config.final_logit_softcapping or 0.0
+        self._rules = (self.config.mask_token_id, checkpoint.vocabulary, self.draft_temperature, cap)
+        cos, sin = rope_tables(m.rope, m.head_dim, target.capacity)
+        self._rope = (cos.float().contiguous(), sin.float().contiguous())
+        shape = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
+        self.cache = CppCache(*shape, target.dtype)
+
+    def _pack(self, checkpoint: DFlashCheckpoint, target: CppTarget, geometry: Geometry) -> Packed:
+        m, tensors, ids = self.config.model, checkpoint.tensors, checkpoint.vocabulary
         count = sum(t.numel() for t in tensors.values()) + (0 if ids is None else len(ids) * m.hidden_size)
         packed = Weights(target.dtype, count * target.dtype.itemsize + (1 << 20))
         get = stored_or_float(tensors, {}, "dense")
         if target.weights != "dense":
             get = in_bytes(get)
-        # No output shows the drafter's rounding, so it takes the fastest beside any rounded target.
-        rounded = target.weights.startswith("stored-")
-        rounding = "int8" if rounded else rounding_of(target.weights, target.dtype)
-        size = padded_size(m.intermediate_size)
-        sizes = (m.hidden_size, m.num_heads, m.num_kv_heads, m.head_dim)
-        geometry = Geometry(*sizes, size, m.num_layers, rounding)
         masks = zip(self.config.causal, m.sliding_window, strict=True)
         layers = [
             pack_layer(packed, get, tensors, f"layers.{i}.", geometry, causal=causal, window=window)
@@ -65,16 +80,9 @@ class CppDFlashDrafter(DFlashDrafter):
         embedding, head = borrowed(target.embedding_record, 1), borrowed(target.head_record, 1)
         if ids is not None:
             head = packed.linear(packed_rows(target.blob, target.head_record, ids))
-        self._plan = decoder_plan(geometry, embedding, head, packed.vector(tensors["norm.weight"]), layers)
-        self._context = self._context_plan(packed, get, tensors, geometry)
-        self._weights = [packed.blob(), target.blob]
-        self._scalars = (m.rms_norm_eps, self.config.input_embedding_scale, self.config.output_multiplier)
-        cap = self.config.final_logit_softcapping or 0.0
-        self._rules = (self.config.mask_token_id, ids, self.draft_temperature, cap)
-        cos, sin = rope_tables(m.rope, m.head_dim, target.capacity)
-        self._rope = (cos.float().contiguous(), sin.float().contiguous())
-        shape = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
-        self.cache = CppCache(*shape, target.dtype)
+        plan = decoder_plan(geometry, embedding, head, packed.vector(tensors["norm.weight"]), layers)
+        context = self._context_plan(packed, get, tensors, geometry)
+        return Packed(packed.blob(), {"plan": plan.tolist(), "context": context.tolist()})
 
     def _context_plan(
         self, packed: Weights, get: GetMatrix, tensors: dict[str, Tensor], geometry: Geometry
@@ -153,3 +161,14 @@ class CppDFlashDrafter(DFlashDrafter):
         context_append(
             self._weights, self._context, eps, self.cache.k, self.cache.v, self._rope, features, where
         )
+
+
+def _packed_key(checkpoint: DFlashCheckpoint, target: PackedKey) -> PackedKey:
+    """Every byte counts: they are in memory anyway, and a caller may have changed them."""
+    digest = hashlib.sha256(f"{target.source} {checkpoint.config!r}".encode())
+    tensors = {**checkpoint.tensors}
+    if checkpoint.vocabulary is not None:
+        tensors["vocabulary"] = checkpoint.vocabulary
+    for name in sorted(tensors):
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+    return PackedKey("drafter", (*target.model, checkpoint.fingerprint), digest.hexdigest())

@@ -14,6 +14,7 @@ from blockpilot.targets import hub
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.stored import (
     CheckpointError,
+    FileState,
     OnDemand,
     StoredTensor,
     check_stored,
@@ -42,6 +43,7 @@ class Checkpoint:
         path: the folder or file. kind: "safetensors" or "gguf".
         fingerprint: SHA-256 of the config, tensor names, shapes, dtypes and a sample of each tensor's bytes.
         tokenizer_source: the folder, or the `tokenizer.*` metadata of the GGUF file; see `load_tokenizer`.
+        files: states of the files that the tensors are read from.
     """
 
     config: ModelConfig
@@ -52,6 +54,7 @@ class Checkpoint:
     tokenizer_source: Path | Mapping[str, Any]
     blocks: Mapping[str, Blocks] = field(default_factory=dict)
     block_bytes: Mapping[str, int] = field(default_factory=dict)
+    files: tuple[FileState, ...] = ()
 
 
 def load_checkpoint(source: str | Path) -> Checkpoint:
@@ -76,7 +79,9 @@ def load_checkpoint(source: str | Path) -> Checkpoint:
     stored = _wanted(config, stored_tensors(path), path)
     mark = fingerprint(config, {name: sample_of(s) for name, s in stored.items()})
     tensors = OnDemand(stored, lambda name: read_tensor(stored[name], name))
-    return Checkpoint(config, tensors, path, "safetensors", mark, path)
+    states = {s.file: s.state for s in stored.values() if s.state is not None}
+    files = tuple(states[file] for file in sorted(states))
+    return Checkpoint(config, tensors, path, "safetensors", mark, path, files=files)
 
 
 def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -13,15 +15,18 @@ from blockpilot.rows import Rows, make_rows
 from blockpilot.state import State
 from blockpilot.targets.checkpoint import Checkpoint, expected_tensors
 from blockpilot.targets.config import ModelConfig
+from blockpilot.targets.packed_cache import Packed, PackedKey, cached
 from blockpilot.targets.packing import pack_layer, padded_size, rounding_of, stored_or_float
 from blockpilot.targets.rope import rope_tables
 from blockpilot.targets.torch_target import PREFILL_ROWS, WIDEST_BLOCK, check_features
 from blockpilot_kernels.packed_decoder import (
+    FORMATS,
     Geometry,
     Record,
     Weights,
     decoder_forward,
     decoder_plan,
+    records_of,
     verify_commit,
     weighted_rows,
 )
@@ -49,6 +54,11 @@ def _product(name: str) -> list[str]:
     return [name.replace(part, p) for p in next((j for j in _JOINED if part in j), (part,))]
 
 
+def _packed_key(checkpoint: Checkpoint, dtype: torch.dtype, weights: str) -> PackedKey:
+    source = json.dumps([(size, time) for size, time, _ in checkpoint.files])
+    return PackedKey("target", (checkpoint.fingerprint, weights, str(dtype)), source)
+
+
 class CppCache:
     """Static keys and values of `slots` slots plus a dump slot; its pointers never change.
 
@@ -60,8 +70,8 @@ class CppCache:
         self, layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype
     ) -> None:
         chunks = -(-capacity // CHUNK)
-        self.k = torch.zeros(layers, slots + 1, heads, chunks, dim, CHUNK, dtype=dtype)
-        self.v = torch.zeros(layers, slots + 1, heads, chunks * CHUNK, -(-dim // CHUNK) * CHUNK, dtype=dtype)
+        self.k = _zeros((layers, slots + 1, heads, chunks, dim, CHUNK), dtype)
+        self.v = _zeros((layers, slots + 1, heads, chunks * CHUNK, -(-dim // CHUNK) * CHUNK), dtype)
         self.dump, self.dim = slots, dim
 
     @staticmethod
@@ -73,6 +83,19 @@ class CppCache:
     def canonical(self) -> tuple[Tensor, Tensor]:
         """Copies of keys and values as [layer, slot, kv head, position, D]."""
         return self.k.transpose(-1, -2).flatten(3, 4), self.v[..., : self.dim].clone()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in pages that the system hands out when they are first touched.
+
+    `torch.zeros` writes them all, which takes longer than the rest of a start from packed weights; `numpy.zeros` asks
+    for huge pages, of which a single request touches a few hundred megabytes.
+    """
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    size = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class PackedTable:
@@ -96,31 +119,29 @@ class CppTarget:
         dtype: torch.float32 or torch.bfloat16: KV cache, float weights and the rounding of matmul inputs.
         weights: "stored" keeps the file's blocks, "stored-int16" and "stored-int8" round their inputs to 16-bit codes
             or bytes as well, "dense" makes floats of them.
+        keep: take packed weights from the cache and put them there. Only for a checkpoint that is as it was loaded:
+            the cache goes by fingerprint and files, not by every value.
 
     Attributes:
         blob: the packed weights, uint8. matrices: records in `blob` of a pass's products, in their order.
+        formats: bytes of matrices by format name. packed_key: what `blob` is cached as; None: it is not.
     """
 
     row_tile = 1
 
     def __init__(
-        self, checkpoint: Checkpoint, max_requests: int, capacity: int, dtype: torch.dtype, weights: str
+        self,
+        checkpoint: Checkpoint,
+        max_requests: int,
+        capacity: int,
+        dtype: torch.dtype,
+        weights: str,
+        *,
+        keep: bool = False,
     ) -> None:
         c = self.config = checkpoint.config
         self.device, self.dtype, self.capacity, self.weights = torch.device("cpu"), dtype, capacity, weights
         self.fingerprint = checkpoint.fingerprint
-        self._pack(checkpoint, weights)
-        cos, sin = rope_tables(c.rope, c.head_dim, capacity)
-        self.rope = (cos.float().contiguous(), sin.float().contiguous())
-        self.cache = CppCache(c.num_layers, max_requests, c.num_kv_heads, capacity, c.head_dim, dtype)
-        self.feature_layers: tuple[int, ...] = ()
-        self.forwards = 0
-
-    def _pack(self, checkpoint: Checkpoint, weights: str) -> None:
-        c, tensors = self.config, checkpoint.tensors
-        get = stored_or_float(tensors, checkpoint.blocks, weights)
-        size = packed_bytes(checkpoint, weights, self.dtype)
-        packed = Weights(self.dtype, size + size // 16 + (1 << 20))  # rows are padded to whole panels
         self.geometry = Geometry(
             c.hidden_size,
             c.num_heads,
@@ -128,22 +149,44 @@ class CppTarget:
             c.head_dim,
             padded_size(c.intermediate_size),
             c.num_layers,
-            rounding_of(weights, self.dtype),
+            rounding_of(weights, dtype),
         )
-        self.embedding_record = packed.linear(get("model.embed_tokens.weight"))
-        tied = c.tie_word_embeddings
-        self.head_record = self.embedding_record if tied else packed.linear(get("lm_head.weight"))
+        self.packed_key = _packed_key(checkpoint, dtype, weights) if keep and checkpoint.files else None
+        self._take(cached(self.packed_key, lambda: self._pack(checkpoint)))
+        cos, sin = rope_tables(c.rope, c.head_dim, capacity)
+        self.rope = (cos.float().contiguous(), sin.float().contiguous())
+        self.cache = CppCache(c.num_layers, max_requests, c.num_kv_heads, capacity, c.head_dim, dtype)
+        self.feature_layers: tuple[int, ...] = ()
+        self.forwards = 0
+
+    def _pack(self, checkpoint: Checkpoint) -> Packed:
+        c, tensors = self.config, checkpoint.tensors
+        get = stored_or_float(tensors, checkpoint.blocks, self.weights)
+        size = packed_bytes(checkpoint, self.weights, self.dtype)
+        packed = Weights(self.dtype, size + size // 16 + (1 << 20))  # rows are padded to whole panels
+        embedding = packed.linear(get("model.embed_tokens.weight"))
+        head = embedding if c.tie_word_embeddings else packed.linear(get("lm_head.weight"))
         norm = packed.vector(tensors["model.norm.weight"])
         layers = [
             pack_layer(packed, get, tensors, f"model.layers.{i}.", self.geometry, window=c.sliding_window[i])
             for i in range(c.num_layers)
         ]
-        self.matrices = (*(r for x in layers for r in (x.qkv, x.out, x.gate_up, x.down)), self.head_record)
-        self._plan = decoder_plan(self.geometry, self.embedding_record, self.head_record, norm, layers)
-        self.formats = packed.formats
-        self.blob = packed.blob()
+        records = (embedding, *(r for x in layers for r in (x.qkv, x.out, x.gate_up, x.down)), head)
+        words = {
+            "plan": decoder_plan(self.geometry, embedding, head, norm, layers).tolist(),
+            "records": [word for record in records for word in record],
+            "formats": [packed.formats.get(name, 0) for name in FORMATS],
+        }
+        return Packed(packed.blob(), words)
+
+    def _take(self, packed: Packed) -> None:
+        words = packed.words
+        self.blob, self._plan = packed.blob, torch.tensor(words["plan"], device="cpu")
+        self.embedding_record, *matrices = records_of(words["records"])
+        self.matrices, self.head_record = tuple(matrices), matrices[-1]
+        self.formats = {name: size for name, size in zip(FORMATS, words["formats"], strict=True) if size}
         self._weights = (self.blob,)
-        self._scalars = (c.rms_norm_eps, 1.0, 1.0)
+        self._scalars = (self.config.rms_norm_eps, 1.0, 1.0)
         self.embedding = PackedTable(self.blob, self.embedding_record)
 
     @staticmethod

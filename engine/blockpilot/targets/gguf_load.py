@@ -45,7 +45,7 @@ class StoredTensors:
         self.found = {name: find_tensor(file, gguf_name(name), shape) for name, shape in self.shapes.items()}
         if flat := [n for n, t in self.found.items() if len(t.shape) == 1 and t.type.name in BLOCK_TYPES]:
             raise CheckpointError(f"{file.path}: tensor {gguf_name(flat[0])}: expected floats, found blocks")
-        self._state = file_state(file.path)
+        self.state = file_state(file.path)
         paired = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
         self._paired = paired if config.family == "llama" else {}
         known = {"rope_freqs.weight", *map(gguf_name, self.shapes)}
@@ -85,7 +85,7 @@ class StoredTensors:
         return {n: t.nbytes for n, t in found if t.type.name in BLOCK_TYPES and len(t.shape) == 2}
 
     def _rows(self, name: str, index: np.ndarray) -> np.ndarray:
-        """Stored bytes of HF rows, [rows, bytes]."""
+        """Stored bytes of HF rows, [rows, bytes]; `index` rises by one from row to row."""
         tensor = self.found[name]
         width = tensor.nbytes // self.shapes[name][0]
         heads = self._paired.get(name.split(".")[-2])
@@ -96,10 +96,11 @@ class StoredTensors:
         first = int(index.min())
         # Read, not mapped: mapped pages would count as memory of the process.
         count = (int(index.max()) - first + 1) * width
-        if file_state(self.file.path) != self._state:
+        if file_state(self.file.path) != self.state:
             raise CheckpointError(f"{self.file.path}: changed while it was being loaded; load it again")
         near = np.fromfile(self.file.path, np.uint8, count, offset=tensor.offset + first * width)
-        return near.reshape(-1, width)[index - first]
+        rows = near.reshape(-1, width)
+        return rows if heads is None else rows[index - first]  # an embedding need not be there twice
 
 
 def load_gguf(path: Path) -> Checkpoint:
@@ -123,6 +124,7 @@ def load_gguf(path: Path) -> Checkpoint:
         vocabulary,
         OnDemand(sizes, stored.blocks),
         sizes,
+        () if stored.state is None else (stored.state,),
     )
 
 

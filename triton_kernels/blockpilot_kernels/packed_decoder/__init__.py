@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from blockpilot_kernels.packed_decoder.formats import (
     FORMATS,
+    LAYOUT,
     Blocks,
     Matrix,
     interleave,
@@ -31,11 +32,13 @@ from blockpilot_kernels.packed_decoder.plan import (
     borrowed,
     context_plan,
     decoder_plan,
+    records_of,
 )
 from blockpilot_kernels.packed_decoder.rows import packed_rows
 
 __all__ = [
     "FORMATS",
+    "LAYOUT",
     "ROUNDINGS",
     "Blocks",
     "Geometry",
@@ -55,6 +58,7 @@ __all__ = [
     "packed_linear",
     "packed_rows",
     "quantise_q8_0",
+    "records_of",
     "row_independence",
     "stack",
     "verify_commit",

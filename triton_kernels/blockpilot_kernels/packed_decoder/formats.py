@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Of all that is packed, here and by the engine: higher whenever the same weights give other bytes or other offsets, so
+# that bytes kept by an older version are not read.
+LAYOUT = 2
 PANEL, BLOCK, UNIT = 16, 32, 32
 _PIECE = 64 * UNIT  # rows packed at a time
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -102,6 +102,12 @@ class LayerPlan:
     def words(self) -> list[int]:
         norms = (self.input_norm, self.post_norm, self.query_norm, self.key_norm)
         return [*self.qkv, *self.out, *self.gate_up, *self.down, *norms, self.window, int(self.causal)]
+
+
+def records_of(words: Sequence[int]) -> list[Record]:
+    """Records from their words, six each."""
+    each = [iter(words)] * 6
+    return list(zip(*each, strict=True))
 
 
 def borrowed(record: Record, blob: int) -> Record:
