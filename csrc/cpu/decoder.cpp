@@ -67,11 +67,20 @@ void keep_features(at::IntArrayRef layers, int64_t state, int64_t hidden, const 
   }
 }
 
+// Paths [n, depths], contiguous, for layers that see no key beyond their own.
+at::Tensor read_paths(const at::Tensor& path, int64_t n, const std::vector<Layer>& layers) {
+  TORCH_CHECK_VALUE(path.dim() == 2 && path.size(1) > 0, "path: expected [", n, ", depths]");
+  check_tensor("path", path, at::kLong, {n, path.size(1)});
+  for (const Layer& layer : layers) TORCH_CHECK_VALUE(layer.causal, "path: expected causal layers");
+  return path.contiguous();
+}
+
 Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars,
                         const at::Tensor& keys, const at::Tensor& values, const at::Tensor& cos,
                         const at::Tensor& sin, const at::Tensor& tokens, const at::Tensor& slot,
                         const at::Tensor& position, const at::Tensor& exists, const at::Tensor& extent,
-                        at::IntArrayRef feature_layers, const at::Tensor& head_rows) {
+                        at::IntArrayRef feature_layers, const at::Tensor& head_rows,
+                        const std::optional<at::Tensor>& path) {
   TORCH_CHECK_VALUE(scalars.size() == 3, "scalars: expected eps, embedding scale, logit scale, got ",
                     scalars.size());
   PlanReader reader(weights, plan);
@@ -84,8 +93,10 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   for (int64_t i = 0; i < h.layers; ++i) layers.push_back(read_layer(reader, s));
   reader.finish();
   const Cache cache = read_cache(keys, values, s, h.layers);
-  Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s);
-  const int64_t n = slot.numel(), rows = static_cast<int64_t>(pass.rows.size());
+  const int64_t n = slot.numel();
+  const at::Tensor paths = path ? read_paths(*path, n, layers) : at::Tensor();
+  Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s, path ? &paths : nullptr);
+  const int64_t rows = static_cast<int64_t>(pass.rows.size());
   check_tensor("tokens", tokens, at::kLong, {n});
   check_tensor("head_rows", head_rows, at::kLong, {head_rows.numel()});
   const at::Tensor ids = tokens.contiguous(), asked = head_rows.contiguous();

@@ -70,6 +70,7 @@ def block_attention(
     *,
     causal: bool,
     window: int | None = None,
+    places: Tensor | None = None,
 ) -> Tensor:
     """softmax(q·Kᵀ/√D)·V for packed query rows over their slots' cached keys.
 
@@ -83,13 +84,16 @@ def block_attention(
         bound: multiple of 64, at least the largest extent among the slots.
         causal: keys at positions ≤ the row's; otherwise every key of the slot.
         window: sliding window length; |position − key| < window.
+        places: [n_slots, bound] int64, where the key of each position lies for the rows of an entry of
+            `tiles.slots`; None: at the place of its number. A row of a tree is an entry of its own: the keys it sees
+            are summed as though they lay side by side.
 
     Returns:
         [N, Hq·D] float32; rows that are padding are 0.
     """
     n, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    k, v, seen, broken = _load(k_cache, v_cache, bad, tiles, extent, bound)
+    k, v, seen, broken = _load(k_cache, v_cache, bad, tiles, extent, bound, places)
     rows = torch.cat([position, position.new_zeros(1)])[tiles.row]  # [T, 16]
     seen = _visible(seen, rows, bound, causal, window)
     q_tiles = _gather_queries(q, tiles, kv_heads)  # [Hkv, T, 16, D]
@@ -100,14 +104,24 @@ def block_attention(
 
 
 def _load(
-    k_cache: Tensor, v_cache: Tensor, bad: Tensor, tiles: AttentionTiles, extent: Tensor, bound: int
+    k_cache: Tensor,
+    v_cache: Tensor,
+    bad: Tensor,
+    tiles: AttentionTiles,
+    extent: Tensor,
+    bound: int,
+    places: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keys and values [Hkv, T, bound, D] with unreadable ones zeroed, written and bad masks [T, bound]."""
     slots = tiles.slots
-    k = k_cache[slots, :, :bound].float()  # [n, Hkv, bound, D]
-    v = v_cache[slots, :, :bound].float()
+    if places is None:
+        k, v = k_cache[slots, :, :bound].float(), v_cache[slots, :, :bound].float()  # [n, Hkv, bound, D]
+        broken = bad[slots, :bound]
+    else:
+        at = (slots[:, None], slice(None), places)
+        k, v = k_cache[at].transpose(1, 2).float(), v_cache[at].transpose(1, 2).float()
+        broken = bad[slots[:, None], places]
     written = torch.arange(bound, device=k.device) < extent[slots, None]
-    broken = bad[slots, :bound]
     hidden = (~written | broken)[:, None, :, None]
     k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
     if len(slots) == 1:  # every tile reads the same keys: share them

@@ -16,6 +16,7 @@ from blockpilot_kernels.packed_decoder.independence import row_independence
 from blockpilot_kernels.packed_decoder.ops import (
     context_append,
     decoder_forward,
+    move_places,
     packed_linear,
     weighted_rows,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "decoder_plan",
     "interleave",
     "interleaved_rows",
+    "move_places",
     "packed_linear",
     "packed_rows",
     "quantise_q8_0",
