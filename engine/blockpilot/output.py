@@ -23,9 +23,10 @@ class Stats:
 
     Attributes:
         width: the block width chosen after prefill (1: plain decoding).
+        tree: nodes of the tree that is drafted in each step; 0: a chain.
         steps: draft + verify rounds that were needed.
         committed: tokens those steps delivered; prefill's own token is not counted.
-        offered, kept: drafted tokens offered and kept at offset 1 … width−1 of a block.
+        offered, kept: steps that offered drafts and kept one at offset 1 … width−1 of a block.
         step_tokens: tokens each step delivered, in order; they add up to `committed`. Not in `to_dict`.
         time_to_first_token: seconds from submit to the first token.
         decode_seconds: seconds from the first token to the last.
@@ -33,6 +34,7 @@ class Stats:
     """
 
     width: int = 1
+    tree: int = 0
     steps: int = 0
     committed: int = 0
     offered: list[int] = field(default_factory=list)

@@ -12,6 +12,7 @@ from blockpilot.drafters import Drafter
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.targets import Target
+from blockpilot.tree import Tree, plant
 from blockpilot_kernels import accept_commit, choose, gumbel_noise
 from blockpilot_kernels.tiled_linear import pad_rows
 
@@ -23,6 +24,10 @@ class Logprobs:
     chosen: Tensor
     top_ids: Tensor
     top: Tensor
+
+    def of(self, rows: Tensor) -> Logprobs:
+        """Those of packed rows [N]."""
+        return Logprobs(self.chosen[rows], self.top_ids[rows], self.top[rows])
 
 
 @dataclass
@@ -51,23 +56,33 @@ def run_step(
     begin_block(state)
     exists = rows.column < state.effective[rows.slot]
     chosen_position = state.length[rows.slot] + rows.column
-    position = chosen_position - 1
     noise = draw_noise(state, plan, chosen_position, target.config.vocab_size)
+    tree: Tree | None = None
 
     if plan.drafts:
         assert drafter is not None  # widths above 1 are refused at admission without a drafter
-        state.block[:, 1:] = drafter.propose(state, plan, noise).tokens
+        proposal = drafter.propose(state, plan, noise)
+        state.block[:, 1:] = proposal.tokens
+        if plan.nodes:
+            tree = plant(state, plan, proposal)
+            exists, chosen_position = tree.exists, state.length[rows.slot] + tree.row_depth
+            noise = tree.by_depth(noise)
     clock.lap("draft")
 
     tokens = state.block[rows.slot, rows.column]
-    extent = state.length - 1 + state.effective
-    logits, features = target.verify(rows, tokens, position, exists, extent, plan.bound)
+    extent = tree.extent if tree else state.length - 1 + state.effective
+    asked = (rows, tokens, chosen_position - 1, exists, extent, plan.bound)
+    logits, features = target.verify(*asked, tree.path) if tree else target.verify(*asked)
     clock.lap("verify")
 
     ids, finite = choose_rows(state, plan, logits, noise, chosen_position)
     put_choices(state, plan, ids, finite)
+    walk = tree.follow(state) if tree else None
     commit_choices(state)
     found = row_logprobs(logits, ids, plan.logprobs)
+    if walk:
+        kept = walk.gather(state, target)
+        features, found = features[kept], found and found.of(kept)
     clock.lap("accept")
 
     if plan.drafts:
