@@ -33,10 +33,12 @@ SOURCES = [
     "csrc/cpu/gumbel_noise.cpp",
     "csrc/cpu/choose.cpp",
     "csrc/cpu/accept_commit.cpp",
+    "csrc/cpu/draft_tree.cpp",
     "csrc/cpu/rows_default.cpp",
     "csrc/cpu/pool.cpp",
     "csrc/cpu/model.cpp",
     "csrc/cpu/decoder.cpp",
+    "csrc/cpu/move_places.cpp",
     "csrc/cpu/model_default.cpp",
 ]
 if X86:

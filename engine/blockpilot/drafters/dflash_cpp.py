@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blockpilot.drafters.dflash import DFlashDrafter, head_rows
+from blockpilot.drafters.dflash import DFlashDrafter
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.head_rows import head_rows
 from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State

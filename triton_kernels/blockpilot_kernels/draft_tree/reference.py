@@ -1,0 +1,34 @@
+"""`draft_tree` in plain PyTorch: the meaning of the op. No value is read on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def draft_tree(
+    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `blockpilot_kernels.draft_tree.draft_tree`."""
+    slots, depths, width = score.shape
+    wall = torch.nn.functional.pad(score.nan_to_num(nan=-torch.inf), (0, 1, 0, 1), value=-torch.inf).flatten(
+        1
+    )
+    total = torch.full((slots, nodes), -torch.inf, device=score.device)
+    total[:, 0] = torch.where(budget > 0, 0.0, -torch.inf)
+    depth, tried = (torch.zeros(slots, nodes, dtype=torch.long, device=score.device) for _ in range(2))
+    candidate, parent = torch.zeros_like(depth), torch.full_like(depth, -1)
+    limit = torch.minimum(deepest, torch.full_like(deepest, depths))[:, None]
+    count = (budget > 0).long()
+    for n in range(1, nodes):
+        row = torch.where(depth < limit, depth, depths)  # the last row and column are a wall
+        offer = total + wall.gather(1, row * (width + 1) + tried)
+        best, at = offer.max(1, keepdim=True)  # of equals the first
+        found = (best > -torch.inf) & (n < budget[:, None])
+        total[:, n : n + 1] = torch.where(found, best, -torch.inf)
+        candidate[:, n : n + 1] = torch.where(found, tried.gather(1, at), 0)
+        depth[:, n : n + 1] = torch.where(found, depth.gather(1, at) + 1, 0)
+        parent[:, n : n + 1] = torch.where(found, at - 1, -1)
+        tried.scatter_add_(1, at, found.long())
+        count = count + found[:, 0]
+    return candidate[:, 1:].clone(), parent[:, 1:].clone(), depth[:, 1:].clone(), count
