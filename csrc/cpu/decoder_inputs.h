@@ -133,8 +133,8 @@ inline Cache read_cache(const at::Tensor& keys, const at::Tensor& values, const 
           chunks * PANEL,          padded};
 }
 
-// Where a row of a tree finds its ancestors among the drafts and itself: `places` [depth], the anchor's first. A
-// path that lies in a row from the anchor on needs none.
+// Where a row of a tree finds its ancestors among the drafts and itself: `places` [depth], the anchor's
+// first. A path that lies in a row from the anchor on needs none.
 inline void read_path(const int64_t* places, int64_t depths, Row& row) {
   const int64_t anchor = places[0], depth = row.position - anchor;
   TORCH_CHECK_VALUE(0 <= anchor && 0 <= depth && depth < depths, "path: expected an anchor at most ",

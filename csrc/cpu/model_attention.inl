@@ -63,8 +63,8 @@ static inline void score_chunks(const Attended& a, const Query* query, int64_t c
     }
 }
 
-// Scores of what lies on a path move to its positions, so that sums run over them as over a plain row's. A place is
-// never below its position: none is overwritten before it is read.
+// Scores of what lies on a path move to its positions, so that sums run over them as over a plain row's. A
+// place is never below its position: none is overwritten before it is read.
 static inline void take_path(const Query& a) {
   for (int64_t p = a.low < a.path.from ? a.path.from : a.low; p < a.high; ++p)
     a.scores[p] = a.scores[a.path.of[p - a.path.from]];

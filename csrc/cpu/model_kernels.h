@@ -86,9 +86,9 @@ struct Attended {
   float scale;
 };
 
-// Keys and values of a query in a tree of drafts: its ancestors among the drafts, and itself, lie between other
-// branches. `of[i]`, rising and at least from + i, is the place of position from + i; those before `from` are at
-// places of their own number.
+// Keys and values of a query in a tree of drafts: its ancestors among the drafts, and itself, lie between
+// other branches. `of[i]`, rising and at least from + i, is the place of position from + i; those before
+// `from` are at places of their own number.
 struct Path {
   int64_t from = INT64_MAX;
   const int64_t* of = nullptr;

@@ -88,7 +88,7 @@ def tree_proposal(
 
 def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """scores [M, V'] → columns [M, count] and log_softmax there, falling; the lower column first among equals."""
-    whole = scores.contiguous().view(torch.int32).long()
+    whole = (scores.contiguous() + 0.0).view(torch.int32).long()  # + 0.0 makes −0 and 0 one value
     order = whole ^ ((whole >> 63) & 0x7FFFFFFF)  # rises with the score; 64 bits make every key another
     last = scores.shape[1] - 1
     column = torch.arange(last, -1, -1, device=scores.device)

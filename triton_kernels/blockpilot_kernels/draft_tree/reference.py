@@ -11,9 +11,8 @@ def draft_tree(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `blockpilot_kernels.draft_tree.draft_tree`."""
     slots, depths, width = score.shape
-    wall = torch.nn.functional.pad(score.nan_to_num(nan=-torch.inf), (0, 1, 0, 1), value=-torch.inf).flatten(
-        1
-    )
+    known = torch.where(score.isnan(), -torch.inf, score)
+    wall = torch.nn.functional.pad(known, (0, 1, 0, 1), value=-torch.inf).flatten(1)
     total = torch.full((slots, nodes), -torch.inf, device=score.device)
     total[:, 0] = torch.where(budget > 0, 0.0, -torch.inf)
     depth, tried = (torch.zeros(slots, nodes, dtype=torch.long, device=score.device) for _ in range(2))
