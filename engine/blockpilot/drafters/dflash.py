@@ -157,11 +157,15 @@ class DFlashDrafter:
             noise: [N, V] Gumbel noise by target row, or None when every request is greedy.
 
         Raises:
-            ValueError: a state with room for wider blocks than the drafter's window and largest tree.
+            ValueError: blocks wider than the drafter's window, or a state with more columns than its trees have.
         """
         stride, n = self._tokens.shape[1], state.widest - 1
-        if n > stride:
-            raise ValueError(f"state: expected blocks of at most {stride + 1}, got {state.widest}")
+        most, widest = max(self.window), max(plan.widths)
+        if widest > most or n > stride:
+            raise ValueError(
+                f"plan, state: expected blocks of at most {most} in {stride + 1} columns, "
+                f"got {widest} in {state.widest}"
+            )
         head = head_rows(plan.draft_rows, plan.dump, self.row_tile)
         logits, draws = self.draft_logits(state, plan), self._draws(state, plan, head, noise)
         ids = self._choose(state, head, logits, draws)

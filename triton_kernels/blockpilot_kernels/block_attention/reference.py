@@ -7,7 +7,7 @@ the rows beside it change its bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from blockpilot_kernels.tiled_linear.reference import TILE
 
 KV_CHUNK = 64
+ENTRIES = 8  # with places of their own, taken at once: their keys and values are copied for each
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,17 @@ class AttentionTiles:
     gather: Tensor
     row: Tensor
     scatter: Tensor
+
+    def parts(self, entries: int) -> list[AttentionTiles]:
+        """The same in parts of that many `slots`, which have equally many tiles; `scatter` stays the whole's."""
+        each = len(self.slot_index) // len(self.slots)
+        found = []
+        for at in range(0, len(self.slots), entries):
+            tiles = slice(at * each, (at + entries) * each)
+            index = self.slot_index[tiles] - at
+            part = (self.slots[at : at + entries], index, self.gather[tiles], self.row[tiles], self.scatter)
+            found.append(AttentionTiles(*part))
+        return found
 
     @classmethod
     def build(cls, slots: Sequence[int], counts: Sequence[int], padded: int, groups: int) -> AttentionTiles:
@@ -93,12 +105,17 @@ def block_attention(
     """
     n, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    k, v, seen, broken = _load(k_cache, v_cache, bad, tiles, extent, bound, places)
-    rows = torch.cat([position, position.new_zeros(1)])[tiles.row]  # [T, 16]
-    seen = _visible(seen, rows, bound, causal, window)
-    q_tiles = _gather_queries(q, tiles, kv_heads)  # [Hkv, T, 16, D]
-    chunks = bound // KV_CHUNK
-    out = _attend(q_tiles, k, v, seen, seen & broken[:, None], chunks, dim**-0.5)
+    parts: Iterable[tuple[AttentionTiles, Tensor | None]] = [(tiles, None)]
+    if places is not None:
+        parts = zip(tiles.parts(ENTRIES), places.split(ENTRIES), strict=True)
+    done = []
+    for part, found in parts:
+        k, v, seen, broken = _load(k_cache, v_cache, bad, part, extent, bound, found)
+        rows = torch.cat([position, position.new_zeros(1)])[part.row]  # [T, 16]
+        seen = _visible(seen, rows, bound, causal, window)
+        q_tiles = _gather_queries(q, part, kv_heads)  # [Hkv, T, 16, D]
+        done.append(_attend(q_tiles, k, v, seen, seen & broken[:, None], bound // KV_CHUNK, dim**-0.5))
+    out = torch.cat(done, 1)
     flat = torch.cat([out.flatten(1, 2), out.new_zeros(kv_heads, 1, dim)], 1)
     return flat[:, tiles.scatter].view(kv_heads, n, heads // kv_heads, dim).transpose(0, 1).reshape(n, -1)
 
