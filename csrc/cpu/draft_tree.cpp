@@ -71,7 +71,40 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> draft_tree(const at::
   return {candidate, parent, depth, count};
 }
 
+// Columns of the largest scores of a row, falling, the lower one first among equals.
+void largest_of(const float* score, int64_t columns, int64_t count, std::vector<float>& kept, int64_t* to) {
+  int64_t n = 0;
+  for (int64_t c = 0; c < columns; ++c) {
+    const float s = score[c];
+    if (n == count && !(s > kept[static_cast<std::size_t>(n - 1)])) continue;
+    int64_t at = n < count ? n++ : n - 1;
+    for (; at > 0 && s > kept[static_cast<std::size_t>(at - 1)]; --at) {
+      kept[static_cast<std::size_t>(at)] = kept[static_cast<std::size_t>(at - 1)];
+      to[at] = to[at - 1];
+    }
+    kept[static_cast<std::size_t>(at)] = s;
+    to[at] = c;
+  }
+}
+
+at::Tensor largest(const at::Tensor& scores, int64_t count) {
+  TORCH_CHECK_VALUE(scores.dim() == 2, "scores: expected 2 dimensions, got ", scores.dim());
+  const int64_t rows = scores.size(0), columns = scores.size(1);
+  check_tensor("scores", scores, at::kFloat, {rows, columns});
+  TORCH_CHECK_VALUE(1 <= count && count <= columns, "count: expected 1 … ", columns, ", got ", count);
+  const at::Tensor input = scores.contiguous();
+  at::Tensor found = at::zeros({rows, count}, scores.options().dtype(at::kLong));
+  std::vector<float> kept(static_cast<std::size_t>(count));
+  for (int64_t r = 0; r < rows; ++r)
+    largest_of(input.const_data_ptr<float>() + r * columns, columns, count, kept,
+               found.mutable_data_ptr<int64_t>() + r * count);
+  return found;
+}
+
 }  // namespace
 }  // namespace blockpilot
 
-TORCH_LIBRARY_IMPL(blockpilot, CPU, m) { m.impl("draft_tree", &blockpilot::draft_tree); }
+TORCH_LIBRARY_IMPL(blockpilot, CPU, m) {
+  m.impl("draft_tree", &blockpilot::draft_tree);
+  m.impl("largest", &blockpilot::largest);
+}

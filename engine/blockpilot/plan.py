@@ -46,7 +46,7 @@ class StepPlan:
     def budgets(self) -> Tensor:
         """[R] int64 node budget of each slot that drafts a tree, 0 of every other."""
         budgets = [0] * (self.dump + 1)
-        for slot, tree in zip(self.slots, self.trees or (), strict=True):
+        for slot, tree in zip(self.slots, self.trees or (0,) * len(self.slots), strict=True):
             budgets[slot] = tree
         return torch.tensor(budgets, device=self.device)
 

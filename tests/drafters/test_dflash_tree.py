@@ -12,15 +12,11 @@ from tests.drafters.rounds import Rounds, remembered
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def test_the_likeliest_with_the_lower_column_first():
-    gen = torch.Generator().manual_seed(0)
-    scores = (torch.randn(7, 40, generator=gen) * 3).round()
-    scores[2, 5], scores[3, :38] = -torch.inf, -torch.inf
-    order = torch.sort(scores, dim=-1, descending=True, stable=True)
-    for count in (1, 6, 40):
-        columns, logq = likeliest(scores, count)
-        assert torch.equal(columns, order.indices[:, :count])
-        torch.testing.assert_close(logq, scores.log_softmax(-1).gather(1, columns))
+def test_the_likeliest_and_their_log_probabilities():
+    scores = torch.randn(7, 40, generator=torch.Generator().manual_seed(0)) * 3
+    columns, logq = likeliest(scores, 6)
+    assert torch.equal(columns, scores.topk(6).indices)
+    torch.testing.assert_close(logq, scores.log_softmax(-1).gather(1, columns))
 
 
 def test_scores_are_what_the_targets_choice_sees():

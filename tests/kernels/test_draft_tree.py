@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockpilot_kernels.draft_tree import draft_tree, reference
+from blockpilot_kernels.draft_tree import draft_tree, largest, reference
 from tests.kernels.backends import Backend
 from tests.no_host_sync import NoHostSync
 
@@ -108,10 +108,23 @@ def test_every_backend_says_the_same(op, seed):
     assert all(map(torch.equal, found, expected))
 
 
+def test_the_largest_with_the_lower_column_first(quick_backend):
+    gen = torch.Generator().manual_seed(0)
+    scores = (torch.randn(7, 40, generator=gen) * 3).round()
+    scores[2, 5], scores[3, :38], scores[4] = -inf, -inf, 0.0
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    for count in (1, 6, 40):
+        assert torch.equal(largest(scores, count), order[:, :count])
+    for bad in ((scores[0], 1), (scores.double(), 1), (scores, 0), (scores, 41)):
+        with pytest.raises(ValueError, match="expected"):
+            largest(*bad)
+
+
 def test_the_reference_reads_nothing_on_the_host():
     given = (scores(0, 3, 4, 5), torch.tensor([4, 2, 0]), torch.tensor([8, 0, 3]))
     with NoHostSync():
         reference.draft_tree(*given, 8)
+        reference.largest(given[0][0], 3)
     shapes = reference.draft_tree(*(t.to("meta") for t in given), 8)
     assert [tuple(s.shape) for s in shapes] == [(3, 7), (3, 7), (3, 7), (3,)]
 

@@ -12,7 +12,7 @@ from blockpilot.drafters.draft_vocabulary import DraftVocabulary
 from blockpilot.drafters.head_rows import HeadRows
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
-from blockpilot_kernels.draft_tree import draft_tree
+from blockpilot_kernels.draft_tree import draft_tree, largest
 
 LARGEST_TREE = 16  # nodes: rows of a request that the memory estimates allow for
 
@@ -88,10 +88,5 @@ def tree_proposal(
 
 def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """scores [M, V'] → columns [M, count] and log_softmax there, falling; the lower column first among equals."""
-    whole = (scores.contiguous() + 0.0).view(torch.int32).long()  # + 0.0 makes −0 and 0 one value
-    order = whole ^ ((whole >> 63) & 0x7FFFFFFF)  # rises with the score; 64 bits make every key another
-    last = scores.shape[1] - 1
-    column = torch.arange(last, -1, -1, device=scores.device)
-    top = (order * 2**32 + column).topk(count).values
-    found = last - (top & 0xFFFFFFFF)
+    found = largest(scores, count)
     return found, scores.gather(1, found) - scores.logsumexp(-1, keepdim=True)

@@ -9,7 +9,7 @@ from blockpilot_kernels import dispatch
 from blockpilot_kernels.draft_tree import reference
 from blockpilot_kernels.validate import expect, expect_dim
 
-__all__ = ["draft_tree"]
+__all__ = ["draft_tree", "largest"]
 
 
 def draft_tree(
@@ -45,6 +45,23 @@ def draft_tree(
     return reference.draft_tree(score, deepest, budget, nodes)
 
 
+def largest(scores: Tensor, count: int) -> Tensor:
+    """scores [M, V] float32 → [M, count] int64 columns of the largest, falling; the lower first among equals.
+
+    A row that holds NaN may give any columns.
+
+    Raises:
+        ValueError: wrong shape or dtype, or a count outside 1 … V.
+    """
+    expect_dim("largest", "scores", scores, 2)
+    expect("largest", "scores", scores, torch.float32, tuple(scores.shape), scores)
+    if not 1 <= count <= scores.shape[1]:
+        raise ValueError(f"largest: count: expected 1 … {scores.shape[1]}, got {count}")
+    if dispatch.backend_for("largest", scores) == "cpp":
+        return torch.ops.blockpilot.largest(scores, count)
+    return reference.largest(scores, count)
+
+
 def _validate(score: Tensor, deepest: Tensor, budget: Tensor, nodes: int) -> None:
     expect_dim("draft_tree", "score", score, 3)
     slots = score.shape[0]
@@ -56,6 +73,10 @@ def _validate(score: Tensor, deepest: Tensor, budget: Tensor, nodes: int) -> Non
 
 
 if dispatch.extension_error() is None:
+
+    @torch.library.register_fake("blockpilot::largest")
+    def _(scores: Tensor, count: int) -> Tensor:
+        return scores.new_empty((len(scores), count), dtype=torch.int64)
 
     @torch.library.register_fake("blockpilot::draft_tree")
     def _(

@@ -1,4 +1,4 @@
-"""`draft_tree` in plain PyTorch: the meaning of the op. No value is read on the host."""
+"""`draft_tree` and `largest` in plain PyTorch: the meaning of the ops. No value is read on the host."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def draft_tree(
         tried.scatter_add_(1, at, found.long())
         count = count + found[:, 0]
     return candidate[:, 1:].clone(), parent[:, 1:].clone(), depth[:, 1:].clone(), count
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """See `blockpilot_kernels.draft_tree.largest`."""
+    whole = (scores.contiguous() + 0.0).view(torch.int32).long()  # + 0.0 makes −0 and 0 one value
+    order = whole ^ ((whole >> 63) & 0x7FFFFFFF)  # rises with the score; 64 bits make every key another
+    last = scores.shape[1] - 1
+    column = torch.arange(last, -1, -1, device=scores.device)
+    return last - ((order * 2**32 + column).topk(count).values & 0xFFFFFFFF)
