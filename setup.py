@@ -33,6 +33,7 @@ SOURCES = [
     "csrc/cpu/gumbel_noise.cpp",
     "csrc/cpu/choose.cpp",
     "csrc/cpu/accept_commit.cpp",
+    "csrc/cpu/draft_tree.cpp",
     "csrc/cpu/rows_default.cpp",
     "csrc/cpu/pool.cpp",
     "csrc/cpu/model.cpp",
@@ -42,6 +43,7 @@ SOURCES = [
     "csrc/cpu/head_choice.cpp",
     "csrc/cpu/step.cpp",
     "csrc/cpu/step_state.cpp",
+    "csrc/cpu/move_places.cpp",
     "csrc/cpu/model_default.cpp",
 ]
 if X86:

@@ -20,9 +20,14 @@ TORCH_LIBRARY(blockpilot, m) {
       "Tensor(a!) tokens, Tensor(b!) length, Tensor(c!) done, Tensor(d!) finish, Tensor(e!) accepted, "
       "Tensor(f!) count) -> ()");
   m.def(
+      "draft_tree(Tensor score, Tensor deepest, Tensor budget, int nodes) -> (Tensor, Tensor, Tensor, "
+      "Tensor)");
+  m.def(
       "decoder_forward(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor tokens, Tensor slot, Tensor position, Tensor exists, Tensor extent, "
-      "int[] feature_layers, Tensor head_rows) -> (Tensor, Tensor)");
+      "int[] feature_layers, Tensor head_rows, Tensor? path=None) -> (Tensor, Tensor)");
+  m.def("largest(Tensor scores, int count) -> Tensor");
+  m.def("move_places(Tensor(a!) keys, Tensor(b!) values, Tensor slot, Tensor from, Tensor to) -> ()");
   const std::string pass =
       "(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, Tensor cos, "
       "Tensor sin, Tensor(c!)[] state, int[] slots, int[] widths, ";

@@ -56,16 +56,27 @@ void run_head(const ModelKernels& k, const Decoder& d, const Pass& pass, const f
       for (int64_t v = 0; v < head.rows; ++v) row[v] *= d.logit_scale;
 }
 
+// Paths [n, depths], contiguous, for layers that see no key beyond their own.
+at::Tensor read_paths(const at::Tensor& path, int64_t n, const std::vector<Layer>& layers) {
+  TORCH_CHECK_VALUE(path.dim() == 2 && path.size(1) > 0, "path: expected [", n, ", depths]");
+  check_tensor("path", path, at::kLong, {n, path.size(1)});
+  for (const Layer& layer : layers) TORCH_CHECK_VALUE(layer.causal, "path: expected causal layers");
+  return path.contiguous();
+}
+
 Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars,
                         const at::Tensor& keys, const at::Tensor& values, const at::Tensor& cos,
                         const at::Tensor& sin, const at::Tensor& tokens, const at::Tensor& slot,
                         const at::Tensor& position, const at::Tensor& exists, const at::Tensor& extent,
-                        at::IntArrayRef feature_layers, const at::Tensor& head_rows) {
+                        at::IntArrayRef feature_layers, const at::Tensor& head_rows,
+                        const std::optional<at::Tensor>& path) {
   const Decoder d = read_decoder(weights, plan, scalars);
   const Shape& s = d.shape;
   const Cache cache = read_cache(keys, values, s, d.depth());
-  Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s);
-  const int64_t n = slot.numel(), rows = static_cast<int64_t>(pass.rows.size());
+  const int64_t n = slot.numel();
+  const at::Tensor paths = path ? read_paths(*path, n, d.layers) : at::Tensor();
+  Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s, path ? &paths : nullptr);
+  const int64_t rows = static_cast<int64_t>(pass.rows.size());
   check_tensor("tokens", tokens, at::kLong, {n});
   check_tensor("head_rows", head_rows, at::kLong, {head_rows.numel()});
   const at::Tensor ids = tokens.contiguous(), asked = head_rows.contiguous();

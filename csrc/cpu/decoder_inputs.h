@@ -142,10 +142,27 @@ inline int64_t check_rope(const at::Tensor& cos, const at::Tensor& sin, const Sh
   return covered;
 }
 
-// The rows that exist, in order.
+// Where a row of a tree finds its ancestors among the drafts and itself: `places` [depth], the anchor's
+// first. A path that lies in a row from the anchor on needs none.
+inline void read_path(const int64_t* places, int64_t depths, Row& row) {
+  const int64_t anchor = places[0], depth = row.position - anchor;
+  TORCH_CHECK_VALUE(0 <= anchor && 0 <= depth && depth < depths, "path: expected an anchor at most ",
+                    depths - 1, " before position ", row.position, ", got ", anchor);
+  for (int64_t d = 1; d <= depth; ++d)
+    TORCH_CHECK_VALUE(places[d - 1] < places[d], "path: expected rising places, got ", places[d - 1],
+                      " before ", places[d]);
+  row.place = places[depth];
+  TORCH_CHECK_VALUE(row.place < row.extent, "path: expected places below the extent ", row.extent, ", got ",
+                    row.place);
+  for (int64_t d = 0; d <= depth && !row.path.of; ++d)
+    if (places[d] != anchor + d) row.path = {anchor + d, places + d};
+}
+
+// The rows that exist, in order. `path` [n, depths] is that of `read_path`, and must outlive them.
 inline Pass read_pass(const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& slot,
                       const at::Tensor& position, const at::Tensor& exists,
-                      const std::optional<at::Tensor>& extent, const Cache& cache, const Shape& s) {
+                      const std::optional<at::Tensor>& extent, const Cache& cache, const Shape& s,
+                      const at::Tensor* path = nullptr) {
   const int64_t n = slot.numel(), covered = check_rope(cos, sin, s);
   check_tensor("slot", slot, at::kLong, {n});
   check_tensor("position", position, at::kLong, {n});
@@ -166,7 +183,8 @@ inline Pass read_pass(const at::Tensor& cos, const at::Tensor& sin, const at::Te
     const int64_t end = extent ? en.const_data_ptr<int64_t>()[r] : p + 1;
     TORCH_CHECK_VALUE(p < end && end <= cache.capacity, "extent: expected ", p + 1, " … ", cache.capacity,
                       ", got ", end);
-    pass.rows.push_back({i, r, p, end});
+    pass.rows.push_back({i, r, p, end, p});
+    if (path) read_path(path->const_data_ptr<int64_t>() + i * path->size(1), path->size(1), pass.rows.back());
   }
   return pass;
 }

@@ -88,7 +88,8 @@ void attend_tile(const ModelKernels& k, const Shape& s, const Layer& layer, cons
     const Range seen = visible(layer, pass.rows[static_cast<std::size_t>(row)]);
     float* own = scores.data() + (at - tile.begin) * room;
     queries.push_back({qkv + row * width + head * s.head_dim, seen.begin, seen.end, own, own + cache.capacity,
-                       out + (row * s.heads + head) * s.head_dim});
+                       out + (row * s.heads + head) * s.head_dim,
+                       pass.rows[static_cast<std::size_t>(row)].path});
   }
   k.attend(over, queries.data(), tile.end - tile.begin);
 }
@@ -178,9 +179,9 @@ void remember(const ModelKernels& k, const Shape& s, const float* norm, const Ca
     const float* value = values + h * s.head_dim;
     if (norm) k.rms_norm(key, norm, s.head_dim, s.eps, key);
     k.rope(key, cos, sin, s.head_dim / 2);
-    const int64_t chunk = row.position / PANEL * PANEL * s.head_dim + row.position % PANEL;
+    const int64_t chunk = row.place / PANEL * PANEL * s.head_dim + row.place % PANEL;
     const int64_t key_at = head_start(c, s, layer, row.slot, h, s.head_dim) + chunk;
-    const int64_t value_at = head_start(c, s, layer, row.slot, h, c.padded_dim) + row.position * c.padded_dim;
+    const int64_t value_at = head_start(c, s, layer, row.slot, h, c.padded_dim) + row.place * c.padded_dim;
     const auto write = c.bf16 ? put<uint16_t> : put<float>;
     write(key, value, s.head_dim, c.keys, key_at, c.values, value_at);
   }

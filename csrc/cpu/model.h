@@ -33,7 +33,9 @@ struct Cache {
 // One packed row of a pass; `source` is its index in the caller's tensors.
 struct Row {
   int64_t source, slot, position;
-  int64_t extent;  // keys of its slot once this pass has written
+  int64_t extent;  // places of its slot that hold keys once this pass has written
+  int64_t place;   // of its own key and value: `position`, but in a tree of drafts
+  Path path = {};
 };
 
 // Queries that are taken together: those numbered [begin, end) of a KV head and the rows of one slot from

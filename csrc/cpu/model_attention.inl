@@ -63,6 +63,13 @@ static inline void score_chunks(const Attended& a, const Query* query, int64_t c
     }
 }
 
+// Scores of what lies on a path move to its positions, so that sums run over them as over a plain row's. A
+// place is never below its position: none is overwritten before it is read.
+static inline void take_path(const Query& a) {
+  for (int64_t p = a.low < a.path.from ? a.path.from : a.low; p < a.high; ++p)
+    a.scores[p] = a.scores[a.path.of[p - a.path.from]];
+}
+
 // Weights in place of scores, those of unseen positions dropped; returns the weights' sum.
 static inline float soften(const Query& a) {
   const int64_t first = a.low / PANEL * PANEL, last = (a.high + PANEL - 1) / PANEL * PANEL;
@@ -127,22 +134,45 @@ static inline void mix(const Attended& a, const Query* query, int64_t begin, int
   }
 }
 
+// The same for one query that finds positions from `begin` on along its path.
+template <bool BF16>
+static inline void mix_path(const Attended& a, const Query& query, int64_t begin, int64_t end) {
+  for (int64_t p = begin; p < end; ++p) {
+    const int64_t at = query.path.of[p - query.path.from] * a.padded_dim;
+    for (int64_t v = 0; v < a.padded_dim; v += LANES) {
+      vf sum;
+      __builtin_memcpy(&sum, query.sums + v, sizeof sum);
+      sum = fma(splat(query.scores[p]), load_kv<BF16>(a.values, at + v), sum);
+      __builtin_memcpy(query.sums + v, &sum, sizeof sum);
+    }
+  }
+}
+
+// One query's own positions, those on its path last.
+template <bool BF16>
+static inline void mix_own(const Attended& a, const Query* query, int64_t begin, int64_t end) {
+  const int64_t from = query->path.from;
+  mix<BF16, 1>(a, query, begin, end < from ? end : from);
+  if (from < end) mix_path<BF16>(a, *query, begin < from ? from : begin, end);
+}
+
 // Mean values. Those that only some of the queries see are read for these alone: others may find anything
 // there.
 template <bool BF16, int Q>
 static inline void mix_visible(const Attended& a, const Query* query) {
   int64_t low = query[0].low, high = query[0].high;
-  for (int q = 1; q < Q; ++q) {
+  for (int q = 0; q < Q; ++q) {
     low = query[q].low > low ? query[q].low : low;
     high = query[q].high < high ? query[q].high : high;
+    high = query[q].path.from < high ? query[q].path.from : high;
   }
   high = high < low ? low : high;
   for (int q = 0; q < Q; ++q) {
     __builtin_memset(query[q].sums, 0, sizeof(float) * static_cast<std::size_t>(a.padded_dim));
-    mix<BF16, 1>(a, query + q, query[q].low, low < query[q].high ? low : query[q].high);
+    mix_own<BF16>(a, query + q, query[q].low, low < query[q].high ? low : query[q].high);
   }
   mix<BF16, Q>(a, query, low, high);
-  for (int q = 0; q < Q; ++q) mix<BF16, 1>(a, query + q, high, query[q].high);
+  for (int q = 0; q < Q; ++q) mix_own<BF16>(a, query + q, high, query[q].high);
 }
 
 template <bool BF16, int Q>
@@ -150,14 +180,17 @@ static void attend_tile(const Attended& a, const Query* query) {
   constexpr int C = chunks_together(Q);
   int64_t chunk = query[0].low / PANEL, chunks = 0;
   for (int q = 0; q < Q; ++q) {
-    const int64_t first = query[q].low / PANEL, end = (query[q].high + PANEL - 1) / PANEL;
+    const int64_t first = query[q].low / PANEL, end = (query[q].places() + PANEL - 1) / PANEL;
     chunk = first < chunk ? first : chunk;
     chunks = end > chunks ? end : chunks;
   }
   for (; chunk + C <= chunks; chunk += C) score_chunks<BF16, Q, C>(a, query, chunk);
   for (; chunk < chunks; ++chunk) score_chunks<BF16, Q, 1>(a, query, chunk);
   float mass[Q];
-  for (int q = 0; q < Q; ++q) mass[q] = soften(query[q]);
+  for (int q = 0; q < Q; ++q) {
+    if (query[q].path.of) take_path(query[q]);
+    mass[q] = soften(query[q]);
+  }
   mix_visible<BF16, Q>(a, query);
   for (int q = 0; q < Q; ++q)
     for (int64_t i = 0; i < a.dim; ++i) query[q].out[i] = query[q].sums[i] / mass[q];

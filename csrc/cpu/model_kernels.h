@@ -88,12 +88,23 @@ struct Attended {
   float scale;
 };
 
+// Keys and values of a query in a tree of drafts: its ancestors among the drafts, and itself, lie between
+// other branches. `of[i]`, rising and at least from + i, is the place of position from + i; those before
+// `from` are at places of their own number.
+struct Path {
+  int64_t from = INT64_MAX;
+  const int64_t* of = nullptr;
+};
+
 struct Query {
   const float* x;     // [dim]
   int64_t low, high;  // visible positions
-  float* scores;      // [the highest `high` of the call rounded up to 16]
+  float* scores;      // [the highest place of the call + 1, rounded up to 16]
   float* sums;        // [padded dim]
   float* out;         // [dim]
+  Path path;
+
+  int64_t places() const { return path.of ? path.of[high - 1 - path.from] + 1 : high; }
 };
 
 struct ModelKernels {

@@ -191,7 +191,7 @@ void commit_context(at::TensorList weights, const at::Tensor& plan, double eps, 
                       first + rows);
     TORCH_CHECK_VALUE(sources[i] + rows <= features.size(0), "features: expected at least ",
                       sources[i] + rows, " rows, got ", features.size(0));
-    for (int64_t j = 0; j < rows; ++j) pass.rows.push_back({sources[i] + j, r, first + j, first + j + 1});
+    for (int64_t j = 0; j < rows; ++j) pass.rows.push_back({sources[i] + j, r, first + j, first + j + 1, first + j});
   }
   append_context(*current_isa().model, c, cache, pass, features.const_data_ptr<float>());
 }

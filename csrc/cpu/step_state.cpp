@@ -125,7 +125,7 @@ Pass block_rows(const StepState& state, const Members& members, const at::Tensor
     TORCH_CHECK_VALUE(rows <= 0 || end <= std::min(cache.capacity, covered), "limit: expected at most ",
                       std::min(cache.capacity, covered), " positions, got ", end);
     for (int64_t j = 0; j < rows; ++j)
-      pass.rows.push_back({members.starts[i] + j, r, state.cached(r) + j, end});
+      pass.rows.push_back({members.starts[i] + j, r, state.cached(r) + j, end, state.cached(r) + j});
   }
   return pass;
 }

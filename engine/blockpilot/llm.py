@@ -31,6 +31,7 @@ from blockpilot.scheduler import Scheduler
 from blockpilot.stream import Stream
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.text import load_tokenizer
+from blockpilot_kernels import dispatch
 
 if hasattr(os, "register_at_fork"):
     # A forked child has none of OpenMP's threads, and torch would wait for them for ever.
@@ -99,7 +100,7 @@ class LLM:
             self.drafter,
             self.policy,
             slots=max_requests,
-            widest=max(self.drafter.window) if self.drafter else 1,
+            widest=max(*self.drafter.window, self.drafter.largest_tree) if self.drafter else 1,
             eos=eos,
             max_queue=max_queue,
         )
@@ -248,6 +249,20 @@ class LLM:
         widths = self.drafter.window if self.drafter else (1,)
         if params.width is not None and params.width not in widths:
             raise ValueError(f"SamplingParams.width: expected one of {widths}, got {params.width}")
+        if params.tree is not None:
+            self._check_tree(params.tree)
+
+    def _check_tree(self, tree: int) -> None:
+        largest = self.drafter.largest_tree if self.drafter else 0
+        if tree > largest:
+            raise ValueError(
+                f"SamplingParams.tree: expected None or at most {largest} nodes, what the drafter makes, got {tree}"
+            )
+        if dispatch.backend_of(self.device.type) == "triton":
+            raise ValueError(
+                "SamplingParams.tree: expected None on the triton backend, which verifies chains only, got "
+                f"{tree}; leave it out, or set {dispatch.ENVIRONMENT}=reference"
+            )
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

@@ -25,8 +25,9 @@ class Stats:
         width: the block width chosen after prefill (1: plain decoding).
         steps: draft + verify rounds that were needed.
         committed: tokens those steps delivered; prefill's own token is not counted.
-        offered, kept: drafted tokens offered and kept at offset 1 … width−1 of a block.
+        offered, kept: steps that offered drafts and kept one at offset 1 … width−1 of a block.
         step_tokens: tokens each step delivered, in order; they add up to `committed`. Not in `to_dict`.
+        tree: nodes of the tree that each step drafts; 0: a chain.
         time_to_first_token: seconds from submit to the first token.
         decode_seconds: seconds from the first token to the last.
         seconds: seconds by phase; a step's time is shared equally by the requests in it.
@@ -41,6 +42,7 @@ class Stats:
     decode_seconds: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     step_tokens: list[int] = field(default_factory=list)
+    tree: int = 0
 
     @property
     def tau(self) -> float | None:

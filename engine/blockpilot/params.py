@@ -45,6 +45,8 @@ class SamplingParams:
         logprobs: None: none. n: the log-probability of every token and of the n most likely ones, under the
             raw distribution (temperature 1, no filter).
         width: block width for this request, in place of the policy's choice.
+        tree: nodes of the tree that is drafted in place of a chain, the anchor included: the likeliest paths that
+            `width` columns hold. At least the width; a wider choice of the policy is cut to it.
     """
 
     max_new_tokens: int | None = 128
@@ -59,6 +61,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     width: int | None = None
+    tree: int | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop, "a tuple of strings")
@@ -78,6 +81,9 @@ class SamplingParams:
         n, width = self.logprobs, self.width
         _require(n is None or _is_int(n, 0, MAX_LOGPROBS + 1), "logprobs", f"None or 0..{MAX_LOGPROBS}", n)
         _require(width is None or _is_int(width, 1, MAX_COUNT), "width", "an int >= 1", width)
+        tree, least = self.tree, width or 1
+        expected = f"None, for a chain, or an int >= {least}, the width"
+        _require(tree is None or _is_int(tree, least, MAX_COUNT), "tree", expected, tree)
 
     def _check_sampling(self) -> None:
         t = self.temperature

@@ -22,6 +22,7 @@ class StepPlan:
         sampled: some slot samples. filtered: some slot filters. bans: some slot may not stop yet.
         logprobs: number of top log-probabilities wanted, or None.
         tile: the target's `row_tile`: packed rows are padded to a multiple of it.
+        trees: node budgets, at least the width; 0 of a slot that drafts a chain. None: all do.
     """
 
     slots: tuple[int, ...]
@@ -34,11 +35,25 @@ class StepPlan:
     bans: bool = False
     logprobs: int | None = None
     tile: int = TILE
+    trees: tuple[int, ...] | None = None
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...] | None:
+        """Rows that each slot verifies where some slot drafts a tree."""
+        return self.trees and tuple(t or w for t, w in zip(self.trees, self.widths, strict=True))
+
+    @cached_property
+    def budgets(self) -> Tensor:
+        """[R] int64 node budget of each slot that drafts a tree, 0 of every other."""
+        budgets = [0] * (self.dump + 1)
+        for slot, tree in zip(self.slots, self.trees or (0,) * len(self.slots), strict=True):
+            budgets[slot] = tree
+        return torch.tensor(budgets, device=self.device)
 
     @cached_property
     def rows(self) -> Rows:
-        """Every block column of every active slot, Σ width of them."""
-        return make_rows(self.slots, self.widths, self.dump, self.device, self.tile)
+        """Every block column or node of every active slot."""
+        return make_rows(self.slots, self.nodes or self.widths, self.dump, self.device, self.tile)
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

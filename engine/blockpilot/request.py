@@ -55,8 +55,9 @@ class Handle:
         return "".join(self._text)
 
     def choose_width(self, width: int) -> None:
-        """Fix the block width for the life of the request."""
+        """Fix the block width for the life of the request; a request of width 1 drafts no tree."""
         self.stats.width = width
+        self.stats.tree = self.params.tree or 0 if width > 1 else 0
         self.stats.offered = [0] * (width - 1)
         self.stats.kept = [0] * (width - 1)
 

@@ -42,6 +42,7 @@ class Rows:
         self.every = torch.arange(self.padded, device=device)
         self.starts = tuple(sum(counts[:i]) for i in range(len(counts)))
         self._tiles: dict[int, AttentionTiles] = {}
+        self._single: dict[int, AttentionTiles] = {}
         self._places: dict[int, Tensor] = {}
 
     def places(self, width: int) -> Tensor:
@@ -56,6 +57,14 @@ class Rows:
             built = AttentionTiles.build(self.slots, self.counts, self.padded, groups)
             self._tiles[groups] = built.to(self.device)
         return self._tiles[groups]
+
+    def single_tiles(self, groups: int) -> AttentionTiles:
+        """The same with tiles of one row each, which is an entry of its own in `slots`."""
+        if groups not in self._single:
+            slots = [s for s, c in zip(self.slots, self.counts, strict=True) for _ in range(c)]
+            built = AttentionTiles.build(slots, [1] * self.total, self.padded, groups)
+            self._single[groups] = built.to(self.device)
+        return self._single[groups]
 
 
 @lru_cache(maxsize=512)
@@ -120,3 +129,8 @@ class KVCache:
         self.v[layer].view(-1, dim).index_copy_(0, to[0], v.reshape(-1, dim))
         finite = torch.isfinite(k).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
         self.bad[layer].view(-1).index_copy_(0, to[1], ~finite)
+
+    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
+        """Copy what place `before` [N] of `slot` [N] holds to place `after`; every source is read first."""
+        for held in (self.k.transpose(2, 3), self.v.transpose(2, 3), self.bad):
+            held[:, slot, after] = held[:, slot, before]

@@ -38,8 +38,9 @@ def _cached_plan(
     bans: bool,
     logprobs: int | None,
     tile: int,
+    trees: tuple[int, ...] | None,
 ) -> StepPlan:
-    return StepPlan(slots, widths, dump, bound, device, sampled, filtered, bans, logprobs, tile)
+    return StepPlan(slots, widths, dump, bound, device, sampled, filtered, bans, logprobs, tile, trees)
 
 
 class Scheduler:
@@ -157,14 +158,16 @@ class Scheduler:
         widths = self.drafter.window if self.drafter else (1,)
         if width not in (1, *widths):
             raise ValueError(f"policy chose width {width}; expected one of {widths}")
-        return width
+        return min(width, handle.params.tree or width)
 
     def _plan(self, handles: dict[int, Handle], widths: Sequence[int]) -> StepPlan:
         params = [h.params for h in handles.values()]
         longest = max(
-            len(h.prompt) + len(h.token_ids) + w for h, w in zip(handles.values(), widths, strict=True)
+            len(h.prompt) + len(h.token_ids) + max(w, h.stats.tree)
+            for h, w in zip(handles.values(), widths, strict=True)
         )
         wanted = [p.logprobs for p in params if p.logprobs is not None]
+        trees = tuple(h.stats.tree for h in handles.values())
         return _cached_plan(
             tuple(handles),
             tuple(widths),
@@ -176,6 +179,7 @@ class Scheduler:
             any(p.min_new_tokens > 0 for p in params),
             max(wanted) if wanted else None,
             self.target.row_tile,
+            trees if any(trees) else None,
         )
 
     def _run(self) -> None:

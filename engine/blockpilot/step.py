@@ -12,6 +12,7 @@ from blockpilot.drafters import Drafter
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.targets import Target
+from blockpilot.tree import Tree, plant
 from blockpilot_kernels import accept_commit, choose, gumbel_noise
 from blockpilot_kernels.tiled_linear import pad_rows
 
@@ -23,6 +24,10 @@ class Logprobs:
     chosen: Tensor
     top_ids: Tensor
     top: Tensor
+
+    def of(self, rows: Tensor) -> Logprobs:
+        """Those of packed rows [N]."""
+        return Logprobs(self.chosen[rows], self.top_ids[rows], self.top[rows])
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,16 @@ def run_step(
     The emitted token at each position is the target's own choice there (argmax, or the Gumbel draw of its
     seed and position), so what the drafter proposes decides only how many of them one step yields.
     """
-    fused = plan.logprobs is None and target.verify_commit is not None
+    fused = plan.logprobs is None and plan.nodes is None and target.verify_commit is not None
     if plan.drafts or not fused:
         begin_block(state)
     noise = draw_noise(state, plan, target.config.vocab_size)
+    tree: Tree | None = None
     if plan.drafts:
         assert drafter is not None  # widths above 1 are refused at admission without a drafter
-        state.block[:, 1:] = drafter.propose(state, plan, noise).tokens
+        proposal = drafter.propose(state, plan, noise)
+        state.block[:, 1:] = proposal.tokens
+        tree = plant(state, plan, proposal) if plan.nodes else None
     clock.lap("draft")
 
     reports = logprobs = None
@@ -74,10 +82,7 @@ def run_step(
         reports = _reports(numbers)
         clock.lap("verify")
     else:
-        logits, features = _verify(state, plan, target)
-        clock.lap("verify")
-        logprobs = _accept(state, plan, logits, noise)
-        clock.lap("accept")
+        features, logprobs = _verify_commit(state, plan, target, noise, tree, clock)
 
     if plan.drafts:
         assert drafter is not None
@@ -86,22 +91,29 @@ def run_step(
     return reports, logprobs
 
 
-def _verify(state: State, plan: StepPlan, target: Target) -> tuple[Tensor, Tensor]:
-    """Logits [N, V] and features [N, n·H] of every active slot's block."""
+def _verify_commit(
+    state: State, plan: StepPlan, target: Target, noise: Tensor | None, tree: Tree | None, clock: StepClock
+) -> tuple[Tensor, Logprobs | None]:
+    """Verify, choose and commit op by op → features [N, n·H], the first `state.count` rows of a slot those of what
+    it committed, and log-probabilities of the same rows."""
     rows = plan.rows
-    exists = rows.column < state.effective[rows.slot]
-    position = state.length[rows.slot] + rows.column - 1
-    tokens = state.block[rows.slot, rows.column]
-    extent = state.length - 1 + state.effective
-    return target.verify(rows, tokens, position, exists, extent, plan.bound)
+    exists = tree.exists if tree else rows.column < state.effective[rows.slot]
+    position = state.length[rows.slot] + (tree.row_depth if tree else rows.column)
+    extent = tree.extent if tree else state.length - 1 + state.effective
+    asked = (rows, state.block[rows.slot, rows.column], position - 1, exists, extent, plan.bound)
+    logits, features = target.verify(*asked, tree.path) if tree else target.verify(*asked)
+    clock.lap("verify")
 
-
-def _accept(state: State, plan: StepPlan, logits: Tensor, noise: Tensor | None) -> Logprobs | None:
-    """Choose at every row and commit."""
-    ids, finite = choose_rows(state, plan, logits, noise)
+    ids, finite = choose_rows(state, plan, logits, tree.by_depth(noise) if tree else noise, position)
     put_choices(state, plan, ids, finite)
+    walk = tree.follow(state) if tree else None
     commit_choices(state)
-    return row_logprobs(logits, ids, plan.logprobs)
+    found = row_logprobs(logits, ids, plan.logprobs)
+    if walk:
+        kept = walk.gather(state, target)
+        features, found = features[kept], found and found.of(kept)
+    clock.lap("accept")
+    return features, found
 
 
 def begin_block(state: State) -> None:
@@ -127,12 +139,14 @@ def draw_noise(state: State, plan: StepPlan, vocab: int) -> Tensor | None:
     return gumbel_noise(state.seed[plan.rows.slot], chosen_position(state, plan), vocab)
 
 
-def choose_rows(state: State, plan: StepPlan, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The target's choice per packed row → ids [N], finite [N]."""
+def choose_rows(
+    state: State, plan: StepPlan, logits: Tensor, noise: Tensor | None, position: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The target's choice per packed row → ids [N], finite [N]; `position` [N] of what is chosen."""
     slot = plan.rows.slot
     banned = None
     if plan.bans:
-        early = chosen_position(state, plan) < state.free_from[slot]
+        early = position < state.free_from[slot]
         banned = torch.where(early[:, None], state.stop_ids[slot], -1)
     per_row = plan.greedy
     if plan.sampled:
@@ -207,7 +221,7 @@ def first_token(state: State, plan: StepPlan, logits: Tensor) -> Logprobs | None
     rows, (slot,) = plan.rows, plan.slots
     noise = draw_noise(state, plan, len(logits))
     tiled = logits.expand(rows.padded, -1).contiguous()
-    ids, finite = choose_rows(state, plan, tiled, noise)
+    ids, finite = choose_rows(state, plan, tiled, noise, chosen_position(state, plan))
     put_choices(state, plan, ids, finite)
     state.effective[slot] = 1
     commit_choices(state.at(slot))

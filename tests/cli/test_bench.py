@@ -7,6 +7,7 @@ import json
 import pytest
 
 from blockpilot.cli import bench, measure
+from blockpilot.cli.bench import parse_widths
 from blockpilot.cli.bench_store import sidecar_of
 from blockpilot.cli.prompts import load_prompts
 from tests.cli.fakes import write_prompts
@@ -102,7 +103,13 @@ def test_seeds_do_not_depend_on_the_other_prompts(cli_json, fake_llm, prompts):
     assert seeds("--seed", "1")["alpha question 0"] != everything["alpha question 0"]
 
 
-@pytest.mark.parametrize("widths", ["0", "", "two", "2,,4", "-1", "2,2"])
+def test_a_tree_is_an_arm(cli_json, fake_llm, prompts):
+    report = cli_json(*run_arguments(prompts, "--widths", "2/5,policy"))
+    assert set(report["arms"]) == {"width 2 tree 5", "policy"}
+    assert parse_widths("4,6/12")[1] == measure.Arm("width 6 tree 12", 6, 12)
+
+
+@pytest.mark.parametrize("widths", ["0", "", "two", "2,,4", "-1", "2,2", "6/4", "/4", "4/", "0/3", "2/3/4"])
 def test_bad_widths(refused, fake_llm, widths):
     assert "--widths" in refused("bench", "--widths", widths)
 

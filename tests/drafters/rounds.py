@@ -65,6 +65,7 @@ class Rounds:
         self.slots = target.cache.dump
         self.state = State.allocate(self.slots, target.capacity, widest, 4, target.device)
         self.widths = [1] * self.slots
+        self.trees = [0] * self.slots
         self.logits: dict[int, list[Tensor]] = {}
         self.blocks: dict[int, list[list[int]]] = {}
         self.counts: dict[int, list[int]] = {}
@@ -81,6 +82,7 @@ class Rounds:
         seed: int = 0,
         stops: Sequence[int] = (),
         free_from: int = 0,
+        tree: int = 0,
     ) -> None:
         """Prefill a request into `slot` and commit its first token."""
         s, n = self.state, len(prompt)
@@ -98,7 +100,7 @@ class Rounds:
             "finish": 0,
         }.items():
             getattr(s, name)[slot] = value
-        self.widths[slot] = width
+        self.widths[slot], self.trees[slot] = width, tree
         self.logits[slot], self.blocks[slot], self.counts[slot] = [], [], []
         logits, features = self.target.prefill(slot, prompt)
         wants = {"sampled": temperature > 0, "bans": free_from > n, "tile": self.target.row_tile}
@@ -111,7 +113,8 @@ class Rounds:
         """A plan for `slots` as they stand."""
         s = self.state
         at = list(slots)
-        longest = int((s.length + s.width)[at].max())
+        trees = tuple(self.trees[i] for i in at)
+        longest = int((s.length + s.width)[at].max()) + max(trees)
         return StepPlan(
             tuple(at),
             tuple(self.widths[i] for i in at),
@@ -121,6 +124,7 @@ class Rounds:
             sampled=bool((s.temperature[at] > 0).any()),
             bans=bool((s.free_from[at] > s.length[at]).any()),
             tile=self.target.row_tile,
+            trees=trees if any(trees) else None,
         )
 
     @torch.inference_mode()

@@ -124,6 +124,7 @@ class ScriptedDrafter:
     kind = "scripted"
     block_size = WIDEST
     window = tuple(range(1, WIDEST + 1))
+    largest_tree = 0
     feature_layers = (0, 2)
     fingerprint = "scripted"
 

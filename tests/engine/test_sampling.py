@@ -131,8 +131,8 @@ def test_planted_filter_on_the_drafting_side_only_is_caught(monkeypatch):
     """The target side has to filter; dropping its filter shows in the distribution."""
     right = step_module.choose_rows
 
-    def unfiltered(state, plan, logits, noise):
-        return right(state, replace(plan, filtered=False), logits, noise)
+    def unfiltered(state, plan, logits, noise, position):
+        return right(state, replace(plan, filtered=False), logits, noise, position)
 
     monkeypatch.setattr(step_module, "choose_rows", unfiltered)
     monkeypatch.setattr(CppTarget, "verify_commit", None)

@@ -55,6 +55,23 @@ def bad_values() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "keys of one layer", {"keys": keys[:1].contiguous()}, "keys: expected shape"
     yield "short values", {"values": values[:, :, :, :16].contiguous()}, "values: expected shape"
     yield "strided values", {"values": values.transpose(0, 1).contiguous().transpose(0, 1)}, "contiguous"
+    path = position[:, None]
+    yield "flat path", {"path": position}, "path: expected .* depths"
+    yield "path of another length", {"path": path[1:]}, "path: expected shape"
+    yield "int32 path", {"path": path.int()}, "path: expected Long"
+    yield (
+        "path from behind",
+        {"path": path + 1},
+        "path: expected an anchor at most 0 before position 0, got 1",
+    )
+    yield "path too short", {"path": torch.zeros_like(path)}, "path: expected an anchor at most 0 before"
+    deep = torch.zeros(N, N, dtype=torch.long)
+    yield "path that stays", {"path": deep}, "path: expected rising places, got 0 before 0"
+    yield (
+        "path beyond the extent",
+        {"path": deep + torch.arange(N) * 2},
+        "path: expected places below the extent",
+    )
     yield "flat cos", {"rope": (cos.flatten(), sin)}, "cos: expected shape"
     yield "wide sin", {"rope": (cos, torch.cat([sin, sin], -1))}, "sin: expected shape"
     yield "float64 cos", {"rope": (cos.double(), sin)}, "cos: expected Float"

@@ -68,7 +68,11 @@ PromptsOption = Annotated[
 ]
 WidthsOption = Annotated[
     str,
-    typer.Option("--widths", help="What stands beside plain decoding: widths and policy, as in 2,4,policy."),
+    typer.Option(
+        "--widths",
+        help="What stands beside plain decoding: widths, trees and policy, as in 4,6/12,policy; "
+        "6/12 drafts trees of 12 nodes from blocks of width 6.",
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -140,18 +144,28 @@ def compare(
 
 
 def parse_widths(text: str) -> list[measure.Arm]:
-    """`2,4,policy` → arms, in this order."""
+    """`4,6/12,policy` → arms, in this order."""
     arms = []
     for item in (part.strip() for part in text.split(",")):
         if item == "policy":
             arms.append(measure.POLICY)
-        elif item.isdecimal() and int(item) >= 1:
-            arms.append(measure.Arm(f"width {int(item)}", int(item)))
         else:
-            raise ValueError(f"--widths: expected widths >= 1 and policy, as in 2,4,policy, got {item!r}")
+            arms.append(_fixed_arm(item))
     if len(set(arms)) != len(arms):
         raise ValueError(f"--widths: expected every item once, got {text!r}")
     return arms
+
+
+def _fixed_arm(item: str) -> measure.Arm:
+    """A width, or a width and a tree's nodes."""
+    width, slash, tree = item.partition("/")
+    sizes = [int(n) if n.isdecimal() else 0 for n in ((width, tree) if slash else (width,))]
+    if sizes != sorted(sizes) or sizes[0] < 1:
+        raise ValueError(
+            f"--widths: expected widths >= 1, trees of no fewer nodes and policy, as in 4,6/12,policy, got {item!r}"
+        )
+    name = f"width {sizes[0]}"
+    return measure.Arm(f"{name} tree {sizes[1]}", *sizes) if slash else measure.Arm(name, sizes[0])
 
 
 def _settings(

@@ -92,7 +92,7 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams, quiet: bool) -> di
     before = llm.policy_calls
     if not quiet:
         say(f"\n{prompt.prompt}", style="bold")
-    stream = llm.stream(prompt.prompt, measure.params_for(prompt, params, None))
+    stream = llm.stream(prompt.prompt, measure.params_for(prompt, params, measure.POLICY))
     for delta in stream:
         if not quiet:
             OUT.out(delta, end="", highlight=False)

@@ -28,10 +28,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to decode. `width` None leaves the choice to the policy; 1 is plain decoding."""
+    """One way to decode. `width` None leaves the choice to the policy; 1 is plain decoding. `tree`: its nodes."""
 
     name: str
     width: int | None
+    tree: int | None = None
 
 
 PLAIN = Arm("plain", 1)
@@ -51,15 +52,15 @@ def finished(stream: Stream) -> Output:
     return stream.output
 
 
-def params_for(prompt: Prompt, params: SamplingParams, width: int | None) -> SamplingParams:
-    """`params` with the prompt's own seed and this width."""
+def params_for(prompt: Prompt, params: SamplingParams, arm: Arm) -> SamplingParams:
+    """`params` with the prompt's own seed, and this arm's width and tree."""
     seed = None if params.seed is None else prompt.seed(params.seed)
-    return replace(params, seed=seed, width=width)
+    return replace(params, seed=seed, width=arm.width, tree=arm.tree)
 
 
 def decode(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, arm: Arm) -> list[Record]:
     """Decode a group of prompts together under one arm."""
-    asked = [params_for(prompt, params, arm.width) for prompt in prompts]
+    asked = [params_for(prompt, params, arm) for prompt in prompts]
     start = time.perf_counter()
     outputs = llm.generate([p.prompt for p in prompts], asked)
     wall = time.perf_counter() - start

@@ -22,12 +22,15 @@ class Proposal:
 
     Attributes:
         tokens: [R, N] int64 target ids. parent: [R, N] index of the parent column, −1 for the anchor.
-        depth: [R, N] distance from the anchor, from 1. A chain has parent = j − 1, depth = j + 1.
+        depth: [R, N] distance from the anchor, from 1. A chain has parent = j − 1, depth = j + 1. Parents come before
+            their children, and children of one parent hold different tokens.
+        nodes: [R] the anchor and the columns that count, for every slot of a plan with trees; None in any other.
     """
 
     tokens: Tensor
     parent: Tensor
     depth: Tensor
+    nodes: Tensor | None = None
 
 
 class Drafter(Protocol):
@@ -35,6 +38,7 @@ class Drafter(Protocol):
 
     Attributes:
         kind: short name. block_size: training width B. window: widths it can draft, sorted, 1 included.
+        largest_tree: nodes of the largest tree it can draft, the anchor included; 0 if it drafts chains only.
         feature_layers: hidden states it wants from the target (HF convention).
         fingerprint: hash of its weights and config, and of the ids it drafts where these are not all.
     """
@@ -42,6 +46,7 @@ class Drafter(Protocol):
     kind: str
     block_size: int
     window: tuple[int, ...]
+    largest_tree: int
     feature_layers: tuple[int, ...]
     fingerprint: str
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,9 @@ from torch import Tensor
 from blockpilot.drafters import Proposal
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, find_dflash, load_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.dflash_tree import LARGEST_TREE, Draws, tree_proposal
 from blockpilot.drafters.draft_vocabulary import DraftVocabulary
+from blockpilot.drafters.head_rows import HeadRows, head_rows
 from blockpilot.memory import require_fits
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, make_rows
@@ -29,32 +29,6 @@ from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 DRAFT_TEMPERATURE = 1.0
 LOWEST_TEMPERATURE = 1e-5  # `choose` divides by it; 0 means greedy
 CONTEXT_ROWS = 128
-
-
-@dataclass(frozen=True)
-class HeadRows:
-    """The draft rows that guess a token (columns ≥ 1), padded to whole tiles with the first of them.
-
-    Attributes:
-        row: [M] index into the draft rows. slot, column: [M] where the guess goes; padding has the dump slot.
-    """
-
-    row: Tensor
-    slot: Tensor
-    column: Tensor
-
-    @classmethod
-    def of(cls, rows: Rows, dump: int, tile: int) -> HeadRows:
-        """Head rows of `rows`, every slot of which is at least 2 wide, padded to a multiple of `tile`."""
-        index = [s + j for s, c in zip(rows.starts, rows.counts, strict=True) for j in range(1, c)]
-        slot = [s for s, c in zip(rows.slots, rows.counts, strict=True) for _ in range(1, c)]
-        column = [j for c in rows.counts for j in range(1, c)]
-        pad = -len(index) % tile
-        padded = (index + index[:1] * pad, slot + [dump] * pad, column + [1] * pad)
-        return cls(*(torch.tensor(x, device=rows.device) for x in padded))
-
-
-head_rows = lru_cache(maxsize=512)(HeadRows.of)
 
 
 class DFlashDrafter:
@@ -78,6 +52,7 @@ class DFlashDrafter:
     """
 
     kind = "dflash"
+    largest_tree = LARGEST_TREE
     row_tile = TILE
     cache: Any  # of the layout that the implementation reads
 
@@ -100,7 +75,7 @@ class DFlashDrafter:
         self._vocabulary = DraftVocabulary(checkpoint.vocabulary, c.model.vocab_size, target.device)
         self._build(checkpoint, target, max_requests)
         self.non_finite = torch.zeros((), dtype=torch.long, device=target.device)
-        columns = torch.arange(max(self.window) - 1, device=target.device)
+        columns = torch.arange(max(*self.window, self.largest_tree) - 1, device=target.device)
         self._tokens = torch.zeros(max_requests + 1, len(columns), dtype=torch.long, device=target.device)
         self._parent = (columns - 1).expand_as(self._tokens)
         self._depth = (columns + 1).expand_as(self._tokens)
@@ -182,20 +157,28 @@ class DFlashDrafter:
             noise: [N, V] Gumbel noise by target row, or None when every request is greedy.
 
         Raises:
-            ValueError: a state with room for wider blocks than the drafter's window.
+            ValueError: blocks wider than the drafter's window, or a state with more columns than its trees have.
         """
-        self._check_room(state)
+        self._check_room(state, plan)
         head = head_rows(plan.draft_rows, plan.dump, self.row_tile)
-        ids = self._choose(state, plan, head, self.draft_logits(state, plan), noise)
+        logits, draws = self.draft_logits(state, plan), self._draws(state, plan, head, noise)
+        ids = self._choose(state, head, logits, draws)
         stride = self._tokens.shape[1]
         self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
-        return self._proposal(state)
+        chain = self._chain(state)
+        if plan.trees is None:
+            return chain
+        return tree_proposal(state, plan, head, draws.scores(logits), chain, self._vocabulary)
 
-    def _check_room(self, state: State) -> None:
-        if state.widest > max(self.window):
-            raise ValueError(f"state: expected blocks of at most {max(self.window)}, got {state.widest}")
+    def _check_room(self, state: State, plan: StepPlan) -> None:
+        most, widest, columns = max(self.window), max(plan.widths), self._tokens.shape[1] + 1
+        if widest > most or state.widest > columns:
+            raise ValueError(
+                f"plan, state: expected blocks of at most {most} in {columns} columns, "
+                f"got {widest} in {state.widest}"
+            )
 
-    def _proposal(self, state: State) -> Proposal:
+    def _chain(self, state: State) -> Proposal:
         n = state.widest - 1
         return Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
 
@@ -280,10 +263,8 @@ class DFlashDrafter:
             x = layer.forward(x, self.cache, i, step)
         return x
 
-    def _choose(
-        self, state: State, plan: StepPlan, head: HeadRows, logits: Tensor, noise: Tensor | None
-    ) -> Tensor:
-        """Draft ids [M]: with the noise of the target's own choice at that position, its filters left out.
+    def _draws(self, state: State, plan: StepPlan, head: HeadRows, noise: Tensor | None) -> Draws:
+        """With the noise of the target's own choice at that position, its filters left out.
 
         Column j guesses what target row j − 1 chooses; sharing that row's noise makes them agree when the
         distributions do.
@@ -297,9 +278,12 @@ class DFlashDrafter:
         if plan.bans:
             early = state.length[slot] - 1 + head.column < state.free_from[slot]
             banned = self._vocabulary.columns(torch.where(early[:, None], state.stop_ids[slot], -1))
-        off = torch.zeros_like(temperature)
-        columns, finite = choose(
-            logits, shared, temperature, torch.zeros_like(slot), off + 1, off, banned, filtered=False
-        )
+        return Draws(shared, temperature, banned)
+
+    def _choose(self, state: State, head: HeadRows, logits: Tensor, draws: Draws) -> Tensor:
+        """Draft ids [M] of a chain."""
+        slot, off = head.slot, torch.zeros_like(draws.temperature)
+        how = (draws.noise, draws.temperature, torch.zeros_like(slot), off + 1, off, draws.banned)
+        columns, finite = choose(logits, *how, filtered=False)
         self.non_finite += (~finite & (head.column < state.effective[slot])).sum()
         return self._vocabulary.ids(columns)

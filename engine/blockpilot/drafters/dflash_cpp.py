@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from blockpilot.drafters import Proposal
-from blockpilot.drafters.dflash import DFlashDrafter, head_rows
+from blockpilot.drafters.dflash import DFlashDrafter
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint
 from blockpilot.drafters.dflash_config import DFlashConfig
+from blockpilot.drafters.head_rows import head_rows
 from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State
@@ -111,8 +112,10 @@ class CppDFlashDrafter(DFlashDrafter):
         return dtype.itemsize * matrices + CppCache.bytes_needed(*kv) + 2 * logits  # with their noise
 
     def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
-        """As `DFlashDrafter.propose`, in one call."""
-        self._check_room(state)
+        """As `DFlashDrafter.propose`; chains in one call."""
+        if plan.trees is not None:
+            return super().propose(state, plan, noise)
+        self._check_room(state, plan)
         self.non_finite += draft_block(
             self._weights,
             self._plan,
@@ -127,7 +130,7 @@ class CppDFlashDrafter(DFlashDrafter):
             self._tokens,
             bans=plan.bans,
         )
-        return self._proposal(state)
+        return self._chain(state)
 
     def commit(self, state: State, plan: StepPlan, features: Tensor) -> None:
         """As `DFlashDrafter.commit`, in one call."""

@@ -46,6 +46,20 @@ class Target(Protocol):
         """Fill a slot → last-position logits [V], features [len(prompt), n·H]."""
 
     def verify(
-        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
+        self,
+        rows: Rows,
+        tokens: Tensor,
+        position: Tensor,
+        exists: Tensor,
+        extent: Tensor,
+        bound: int,
+        path: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """A block per slot → logits [N, V], features [N, n·H]; rows that do not exist hold anything."""
+        """A block or tree per slot → logits [N, V], features [N, n·H]; rows that do not exist hold anything.
+
+        `path` [N, D] int64 says for trees where in the cache a row finds the anchor and its further ancestors, by
+        depth, and puts its own key; it sees these and what lies before the anchor.
+        """
+
+    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
+        """Copy keys and values of places `before` [N] of `slot` [N] to `after`: down, in rising order in a slot."""

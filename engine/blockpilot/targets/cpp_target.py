@@ -26,6 +26,7 @@ from blockpilot_kernels.packed_decoder import (
     Weights,
     decoder_forward,
     decoder_plan,
+    move_places,
     records_of,
     verify_commit,
     weighted_rows,
@@ -210,10 +211,21 @@ class CppTarget:
         self.feature_layers = check_features(layers, self.config.num_layers)
 
     def verify(
-        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
+        self,
+        rows: Rows,
+        tokens: Tensor,
+        position: Tensor,
+        exists: Tensor,
+        extent: Tensor,
+        bound: int,
+        path: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One pass over packed rows → logits [N, V], features [N, n·H]; see `TorchTarget.forward`."""
-        return self._forward(rows, tokens, position, exists, extent, rows.every)
+        return self._forward(rows, tokens, position, exists, extent, rows.every, path)
+
+    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
+        """Copy keys and values of places `before` [N] of `slot` [N] to `after`, one after the other."""
+        move_places(self.cache.k, self.cache.v, slot, before, after)
 
     def verify_commit(self, state: State, plan: StepPlan, noise: Tensor | None) -> tuple[Tensor, list[int]]:
         """Verify every active slot's block, choose and commit, in one call; see `Target`."""
@@ -254,7 +266,14 @@ class CppTarget:
         return logits[0], torch.cat(features)
 
     def _forward(
-        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, asked: Tensor
+        self,
+        rows: Rows,
+        tokens: Tensor,
+        position: Tensor,
+        exists: Tensor,
+        extent: Tensor,
+        asked: Tensor,
+        path: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         self.forwards += 1
         where = (rows.slot, position, exists)
@@ -270,4 +289,5 @@ class CppTarget:
             extent,
             self.feature_layers,
             asked,
+            path,
         )

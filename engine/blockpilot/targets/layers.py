@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockpilot.rows import KVCache, Rows
-from blockpilot_kernels.block_attention import block_attention
+from blockpilot_kernels.block_attention import AttentionTiles, block_attention
 from blockpilot_kernels.norm_rope import apply_rope, rms_norm, swiglu
 from blockpilot_kernels.tiled_linear import PackedLinear
 
@@ -36,6 +36,7 @@ class Pass:
         rows: packed rows; position: [N] absolute; cos, sin: [N, D/2] at those positions.
         to: KV destinations from `KVCache.destination`.
         extent: [S] keys that exist per slot once this pass has written; bound: host bound on them.
+        places: [rows.total, bound] where each row of a pass with trees finds its keys, or None.
     """
 
     rows: Rows
@@ -45,6 +46,11 @@ class Pass:
     to: tuple[Tensor, Tensor]
     extent: Tensor
     bound: int
+    places: Tensor | None = None
+
+    def tiles(self, groups: int) -> AttentionTiles:
+        """Tiles of `groups` query heads per KV head; rows that find their keys by themselves share none."""
+        return self.rows.tiles(groups) if self.places is None else self.rows.single_tiles(groups)
 
 
 class DecoderLayer:
@@ -95,12 +101,13 @@ class DecoderLayer:
             cache.k[layer],
             cache.v[layer],
             cache.bad[layer],
-            step.rows.tiles(s.groups),
+            step.tiles(s.groups),
             step.position,
             step.extent,
             step.bound,
             causal=self.causal,
             window=self.window,
+            places=step.places,
         )
         x = x + self.out(attended)
         return x + self.down(swiglu(self.gate_up(rms_norm(x, self.post_norm, s.eps))))

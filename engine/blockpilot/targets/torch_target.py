@@ -29,6 +29,20 @@ def check_features(layers: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def along(path: Tensor, position: Tensor, count: int, bound: int) -> tuple[Tensor, Tensor]:
+    """Places of the rows' own keys [N], and of the keys at every position for the first `count` rows, [count, bound].
+
+    Args:
+        path: [N, D] as in `Target.verify`. position: [N], 0 for rows that do not exist.
+    """
+    last = path.shape[1] - 1
+    own = path.gather(1, (position - path[:, 0]).clamp(0, last)[:, None])[:, 0]
+    at = torch.arange(bound, device=path.device)
+    depth = at - path[:count, :1]
+    inside = (depth >= 0) & (at <= position[:count, None])
+    return own, torch.where(inside, path[:count].gather(1, depth.clamp(0, last)), at)
+
+
 class TorchTarget:
     """Llama-style decoder over `max_requests` slots of `capacity` positions.
 
@@ -95,13 +109,21 @@ class TorchTarget:
         self.feature_layers = check_features(layers, self.config.num_layers)
 
     def forward(
-        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
+        self,
+        rows: Rows,
+        tokens: Tensor,
+        position: Tensor,
+        exists: Tensor,
+        extent: Tensor,
+        bound: int,
+        path: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One pass over packed rows.
 
         Args:
             tokens, position: [N] int64. exists: [N] bool; absent rows write nowhere and return garbage.
-            extent: [S] positions per slot that hold keys after this pass. bound: host bound on them.
+            extent: [S] places per slot that hold keys after this pass. bound: host bound on them.
+            path: see `Target.verify`.
 
         Returns:
             hidden [N, H] float32 after the final norm; features [N, n·H] float32.
@@ -109,8 +131,9 @@ class TorchTarget:
         self.forwards += 1
         position = torch.where(exists, position, 0)
         cos, sin = self.cos[position], self.sin[position]
-        to = self.cache.destination(rows.slot, position, exists)
-        step = Pass(rows, position, cos, sin, to, extent, bound)
+        place, places = (position, None) if path is None else along(path, position, rows.total, bound)
+        to = self.cache.destination(rows.slot, place, exists)
+        step = Pass(rows, position, cos, sin, to, extent, bound, places)
         x = self.embedding[tokens].float()
         states = {0: x} if 0 in self.feature_layers else {}
         for i, layer in enumerate(self.layers):
@@ -125,11 +148,22 @@ class TorchTarget:
         return self.head(hidden)
 
     def verify(
-        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
+        self,
+        rows: Rows,
+        tokens: Tensor,
+        position: Tensor,
+        exists: Tensor,
+        extent: Tensor,
+        bound: int,
+        path: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`forward` for a block per slot → logits [N, V], features [N, n·H]."""
-        hidden, features = self.forward(rows, tokens, position, exists, extent, bound)
+        """`forward` for a block or tree per slot → logits [N, V], features [N, n·H]."""
+        hidden, features = self.forward(rows, tokens, position, exists, extent, bound, path)
         return self.logits(hidden), features
+
+    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
+        """Copy keys and values of places `before` [N] of `slot` [N] to `after`."""
+        self.cache.move(slot, before, after)
 
     def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0, in chunks of 128 rows.

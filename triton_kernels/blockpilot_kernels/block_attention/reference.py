@@ -7,7 +7,7 @@ the rows beside it change its bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from blockpilot_kernels.tiled_linear.reference import TILE
 
 KV_CHUNK = 64
+ENTRIES = 8  # with places of their own, taken at once: their keys and values are copied for each
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,17 @@ class AttentionTiles:
     gather: Tensor
     row: Tensor
     scatter: Tensor
+
+    def parts(self, entries: int) -> list[AttentionTiles]:
+        """The same in parts of that many `slots`, which have equally many tiles; `scatter` stays the whole's."""
+        each = len(self.slot_index) // len(self.slots)
+        found = []
+        for at in range(0, len(self.slots), entries):
+            tiles = slice(at * each, (at + entries) * each)
+            index = self.slot_index[tiles] - at
+            part = (self.slots[at : at + entries], index, self.gather[tiles], self.row[tiles], self.scatter)
+            found.append(AttentionTiles(*part))
+        return found
 
     @classmethod
     def build(cls, slots: Sequence[int], counts: Sequence[int], padded: int, groups: int) -> AttentionTiles:
@@ -70,6 +82,7 @@ def block_attention(
     *,
     causal: bool,
     window: int | None = None,
+    places: Tensor | None = None,
 ) -> Tensor:
     """softmax(q·Kᵀ/√D)·V for packed query rows over their slots' cached keys.
 
@@ -83,31 +96,49 @@ def block_attention(
         bound: multiple of 64, at least the largest extent among the slots.
         causal: keys at positions ≤ the row's; otherwise every key of the slot.
         window: sliding window length; |position − key| < window.
+        places: [n_slots, bound] int64, where the key of each position lies for the rows of an entry of
+            `tiles.slots`; None: at the place of its number. A row of a tree is an entry of its own: the keys it sees
+            are summed as though they lay side by side.
 
     Returns:
         [N, Hq·D] float32; rows that are padding are 0.
     """
     n, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    k, v, seen, broken = _load(k_cache, v_cache, bad, tiles, extent, bound)
-    rows = torch.cat([position, position.new_zeros(1)])[tiles.row]  # [T, 16]
-    seen = _visible(seen, rows, bound, causal, window)
-    q_tiles = _gather_queries(q, tiles, kv_heads)  # [Hkv, T, 16, D]
-    chunks = bound // KV_CHUNK
-    out = _attend(q_tiles, k, v, seen, seen & broken[:, None], chunks, dim**-0.5)
+    parts: Iterable[tuple[AttentionTiles, Tensor | None]] = [(tiles, None)]
+    if places is not None:
+        parts = zip(tiles.parts(ENTRIES), places.split(ENTRIES), strict=True)
+    done = []
+    for part, found in parts:
+        k, v, seen, broken = _load(k_cache, v_cache, bad, part, extent, bound, found)
+        rows = torch.cat([position, position.new_zeros(1)])[part.row]  # [T, 16]
+        seen = _visible(seen, rows, bound, causal, window)
+        q_tiles = _gather_queries(q, part, kv_heads)  # [Hkv, T, 16, D]
+        done.append(_attend(q_tiles, k, v, seen, seen & broken[:, None], bound // KV_CHUNK, dim**-0.5))
+    out = torch.cat(done, 1)
     flat = torch.cat([out.flatten(1, 2), out.new_zeros(kv_heads, 1, dim)], 1)
     return flat[:, tiles.scatter].view(kv_heads, n, heads // kv_heads, dim).transpose(0, 1).reshape(n, -1)
 
 
 def _load(
-    k_cache: Tensor, v_cache: Tensor, bad: Tensor, tiles: AttentionTiles, extent: Tensor, bound: int
+    k_cache: Tensor,
+    v_cache: Tensor,
+    bad: Tensor,
+    tiles: AttentionTiles,
+    extent: Tensor,
+    bound: int,
+    places: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keys and values [Hkv, T, bound, D] with unreadable ones zeroed, written and bad masks [T, bound]."""
     slots = tiles.slots
-    k = k_cache[slots, :, :bound].float()  # [n, Hkv, bound, D]
-    v = v_cache[slots, :, :bound].float()
+    if places is None:
+        k, v = k_cache[slots, :, :bound].float(), v_cache[slots, :, :bound].float()  # [n, Hkv, bound, D]
+        broken = bad[slots, :bound]
+    else:
+        at = (slots[:, None], slice(None), places)
+        k, v = k_cache[at].transpose(1, 2).float(), v_cache[at].transpose(1, 2).float()
+        broken = bad[slots[:, None], places]
     written = torch.arange(bound, device=k.device) < extent[slots, None]
-    broken = bad[slots, :bound]
     hidden = (~written | broken)[:, None, :, None]
     k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
     if len(slots) == 1:  # every tile reads the same keys: share them

@@ -23,6 +23,7 @@ def decoder_forward(
     extent: Tensor,
     feature_layers: Sequence[int],
     head_rows: Tensor,
+    path: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Embedding, every layer, final norm and head over the packed rows that exist.
 
@@ -33,12 +34,16 @@ def decoder_forward(
         weights: byte tensors that the plan's records point into. plan: from `decoder_plan`.
         scalars: RMS epsilon, factor on embeddings, factor on logits.
         keys: [layers, slots, kv heads, C / 16, D, 16]; values: [layers, slots, kv heads, C, D padded to 16];
-            both float32 or bfloat16, written in place at the rows' positions.
+            both float32 or bfloat16, written in place at the rows' places.
         rope: cos and sin, [positions, D / 2] float32.
         tokens: [N] int64. rows: slot [N] int64, position [N] int64, exists [N] bool.
         extent: [slots] int64 keys per slot after this pass.
         feature_layers: hidden states to return (0 = embeddings, k = output of layer k − 1).
         head_rows: [M] int64 rows whose logits are wanted.
+        path: [N, depths] int64 for rows in trees: column d is the place, in the cache, of the row's ancestor d below
+            an anchor, rising up to its own; column 0, the anchor's, is also its position. A row sees the places
+            before its anchor and its path, with the bits that it would have if they lay side by side. None: the
+            place of every position has its number.
 
     Returns:
         logits [M, V] float32, V rows of the head, features [N, n·H] float32; 0 where a row does not exist.
@@ -60,6 +65,7 @@ def decoder_forward(
         extent,
         list(feature_layers),
         head_rows,
+        path,
     )
 
 
@@ -166,6 +172,19 @@ def commit_context(
     torch.ops.blockpilot.commit_context(weights, plan, eps, keys, values, *rope, state, *members, features)
 
 
+def move_places(keys: Tensor, values: Tensor, slot: Tensor, before: Tensor, after: Tensor) -> None:
+    """Copy every layer's key and value of place `before[i]` of `slot[i]` to `after[i]`, i = 0 … N − 1 in turn.
+
+    Args:
+        keys, values: as in `decoder_forward`. slot, before, after: [N] int64.
+
+    Raises:
+        ValueError: a shape, dtype, slot or place out of range.
+    """
+    dispatch.count("move_places", "cpp")
+    torch.ops.blockpilot.move_places(keys, values, slot, before, after)
+
+
 def context_append(
     weights: Sequence[Tensor],
     plan: Tensor,
@@ -223,10 +242,15 @@ if dispatch.extension_error() is None:
         extent: Tensor,
         feature_layers: list[int],
         head_rows: Tensor,
+        path: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         vocabulary = torch.library.get_ctx().new_dynamic_size()
         hidden = torch.library.get_ctx().new_dynamic_size()
         return cos.new_empty(len(head_rows), vocabulary), cos.new_empty(len(tokens), hidden)
+
+    @torch.library.register_fake("blockpilot::move_places")
+    def _(keys: Tensor, values: Tensor, slot: Tensor, before: Tensor, after: Tensor) -> None:
+        return None
 
     @torch.library.register_fake("blockpilot::context_append")
     def _(

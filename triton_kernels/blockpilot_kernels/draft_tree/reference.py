@@ -1,0 +1,42 @@
+"""`draft_tree` and `largest` in plain PyTorch: the meaning of the ops. No value is read on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def draft_tree(
+    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `blockpilot_kernels.draft_tree.draft_tree`."""
+    slots, depths, width = score.shape
+    known = torch.where(score.isnan(), -torch.inf, score)
+    wall = torch.nn.functional.pad(known, (0, 1, 0, 1), value=-torch.inf).flatten(1)
+    total = torch.full((slots, nodes), -torch.inf, device=score.device)
+    total[:, 0] = torch.where(budget > 0, 0.0, -torch.inf)
+    depth, tried = (torch.zeros(slots, nodes, dtype=torch.long, device=score.device) for _ in range(2))
+    candidate, parent = torch.zeros_like(depth), torch.full_like(depth, -1)
+    limit = torch.minimum(deepest, torch.full_like(deepest, depths))[:, None]
+    count = (budget > 0).long()
+    for n in range(1, nodes):
+        row = torch.where(depth < limit, depth, depths)  # the last row and column are a wall
+        offer = total + wall.gather(1, row * (width + 1) + tried)
+        best, at = offer.max(1, keepdim=True)  # of equals the first
+        found = (best > -torch.inf) & (n < budget[:, None])
+        total[:, n : n + 1] = torch.where(found, best, -torch.inf)
+        candidate[:, n : n + 1] = torch.where(found, tried.gather(1, at), 0)
+        depth[:, n : n + 1] = torch.where(found, depth.gather(1, at) + 1, 0)
+        parent[:, n : n + 1] = torch.where(found, at - 1, -1)
+        tried.scatter_add_(1, at, found.long())
+        count = count + found[:, 0]
+    return candidate[:, 1:].clone(), parent[:, 1:].clone(), depth[:, 1:].clone(), count
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """See `blockpilot_kernels.draft_tree.largest`."""
+    whole = (scores.contiguous() + 0.0).view(torch.int32).long()  # + 0.0 makes −0 and 0 one value
+    order = whole ^ ((whole >> 63) & 0x7FFFFFFF)  # rises with the score; 64 bits make every key another
+    last = scores.shape[1] - 1
+    column = torch.arange(last, -1, -1, device=scores.device)
+    return last - ((order * 2**32 + column).topk(count).values & 0xFFFFFFFF)
