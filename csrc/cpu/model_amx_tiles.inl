@@ -9,15 +9,14 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 8, 8};
 };
 
-// For m rows of bfloat16 numbers. Tiles of fewer than 16 hold no others, whose loads would cost time; the
-// processor refuses tiles without rows.
-static inline TileConfig bf16_config(int64_t m) {
+// For a product of so many lines of activations. Tiles of fewer than 16 hold no others, which would cost
+// time; the processor refuses tiles without rows.
+static inline TileConfig tile_config(int64_t lines, bool bf16) {
   TileConfig config;
-  const uint8_t rows = static_cast<uint8_t>(m < 1 ? 1 : m < TILE_ROWS ? m : TILE_ROWS);
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = i < 6 ? rows : 16;
-  }
+  const uint8_t rows = static_cast<uint8_t>(lines < 1 ? 1 : lines < TILE_ROWS ? lines : TILE_ROWS);
+  for (int i = 0; i < 6; ++i) config.rows[i] = rows;
+  for (int i = 4; bf16 && i < 8; ++i) config.row_bytes[i] = 64;
+  for (int i = 6; bf16 && i < 8; ++i) config.rows[i] = 16;
   return config;
 }
 

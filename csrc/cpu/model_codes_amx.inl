@@ -103,7 +103,7 @@ static inline void amx_tile(const uint8_t* first, const Activations& a, int64_t 
   });
 }
 
-constexpr int64_t AMX_LINES = 8;  // code rows from which a tile pays
+constexpr int64_t AMX_LINES = 4;  // code rows from which a tile pays
 
 template <Format F, int S>
 static void code_unit(const uint8_t* data, const Activations& a, int64_t blocks, int64_t from, int64_t rows,

@@ -106,7 +106,8 @@ static void linear(const Linear& w, const Activations& x, Rounding rounding, int
                    int64_t unit_begin, int64_t unit_end) {
   Totals t;
 #if defined(MODEL_AMX)
-  const Tiles tiles(takes_bf16(w.format, rounding) ? bf16_config(m) : TileConfig());
+  const int64_t codes = code_rows(rounding);
+  const Tiles tiles(tile_config(codes > 0 ? m * codes : m, takes_bf16(w.format, rounding)));
 #endif
   const int64_t unit_bytes = 2 * w.blocks() * block_bytes(w.format);
   // The first bytes, all at once: waited for one after another they would cost as much as a small matrix.
