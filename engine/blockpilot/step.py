@@ -111,7 +111,7 @@ def _verify_commit(
     found = row_logprobs(logits, ids, plan.logprobs)
     if walk:
         kept = walk.gather(state, target)
-        features, found = features[kept], found and found.of(kept)
+        features, found = features.index_select(0, kept), found and found.of(kept)
     clock.lap("accept")
     return features, found
 

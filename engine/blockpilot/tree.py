@@ -48,7 +48,9 @@ class Tree:
 
     def by_depth(self, noise: Tensor | None) -> Tensor | None:
         """Noise [N, V] of the rows of a chain of as many columns → that of each node's own position."""
-        return None if noise is None else noise[self.rows.every - self.rows.column + self.row_depth]
+        if noise is None:
+            return None
+        return noise.index_select(0, self.rows.every - self.rows.column + self.row_depth)
 
     def follow(self, state: State) -> Walk:
         """From the anchor to the child that equals the target's choice, as far as there is one.

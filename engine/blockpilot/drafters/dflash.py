@@ -201,7 +201,7 @@ class DFlashDrafter:
         rows = plan.draft_rows
         count = state.count[rows.slot]
         position = state.length[rows.slot] - count - 1 + rows.column
-        self._remember(rows, position, rows.column < count, features[plan.draft_source])
+        self._remember(rows, position, rows.column < count, features.index_select(0, plan.draft_source))
 
     def _raw_logits(self, state: State, plan: StepPlan) -> Tensor:
         hidden = self._denoise(state, plan)[head_rows(plan.draft_rows, plan.dump, self.row_tile).row]

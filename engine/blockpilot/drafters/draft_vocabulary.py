@@ -37,7 +37,9 @@ class DraftVocabulary:
 
     def noise(self, noise: Tensor, rows: Tensor) -> Tensor:
         """[N, V] by target id, rows [M] → [M, V'] by column."""
-        return noise[rows] if self._ids is None else noise[rows[:, None], self._ids]
+        # Not noise[rows]: indexing wakes OpenMP's threads, which then spin on the cores of the next pass.
+        shared = noise.index_select(0, rows)
+        return shared if self._ids is None else shared.index_select(1, self._ids)
 
     def columns(self, ids: Tensor) -> Tensor:
         """Target ids of any shape → columns, −1 for those without one."""
