@@ -88,8 +88,7 @@ std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
 
 // A drafter's own constants.
 struct DraftRules {
-  int64_t mask;
-  const int64_t* ids;
+  const int64_t* ids;  // of the head's columns; null: column and id are the same
   float temperature, cap;
 };
 
@@ -113,6 +112,36 @@ std::vector<Draw> draft_draws(const StepState& state, const Members& members, at
   return draws;
 }
 
+// The rows of columns 1 … of every block, one after another in the arena; `to`: where their choices go.
+float* guessing_rows(const StepState& state, const Pass& pass, const float* x, int64_t hidden,
+                     const at::Tensor& drafts, std::vector<int64_t*>& to) {
+  float* rows = arena().take<float>(static_cast<int64_t>(pass.rows.size()) * hidden);
+  for (std::size_t i = 0; i < pass.rows.size(); ++i) {
+    const Row& row = pass.rows[i];
+    const int64_t column = row.position - state.cached(row.slot);
+    if (column == 0) continue;
+    std::copy_n(x + static_cast<int64_t>(i) * hidden, hidden,
+                rows + static_cast<int64_t>(to.size()) * hidden);
+    to.push_back(drafts.mutable_data_ptr<int64_t>() + row.slot * drafts.size(1) + column - 1);
+  }
+  return rows;
+}
+
+// Ids of a draft head's columns, rising ones of the vocabulary; null for all.
+const int64_t* check_ids(const std::optional<at::Tensor>& ids, int64_t columns, int64_t vocab) {
+  if (!ids) {
+    TORCH_CHECK_VALUE(columns == vocab, "draft_ids: expected those of ", columns, " columns, got none");
+    return nullptr;
+  }
+  check_tensor("draft_ids", *ids, at::kLong, {columns});
+  TORCH_CHECK_VALUE(ids->is_contiguous(), "draft_ids: expected a contiguous tensor");
+  const int64_t* at = ids->const_data_ptr<int64_t>();
+  bool rising = 0 <= at[0] && at[columns - 1] < vocab;
+  for (int64_t i = 1; i < columns; ++i) rising &= at[i - 1] < at[i];
+  TORCH_CHECK_VALUE(rising, "draft_ids: expected rising ids of 0 … ", vocab - 1);
+  return at;
+}
+
 int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars,
                     const at::Tensor& keys, const at::Tensor& values, const at::Tensor& cos,
                     const at::Tensor& sin, at::TensorList state_tensors, at::IntArrayRef slots,
@@ -126,44 +155,29 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const Members members = state.members(slots, widths);
   const int64_t vocab = d.embedding.rows;
   const float* drawn = check_noise(noise, check_sources(sources, members), vocab);
-  if (draft_ids) check_tensor("draft_ids", *draft_ids, at::kLong, {d.head.rows});
   check_tensor("drafts", drafts, at::kLong, {state.slots, drafts.dim() == 2 ? drafts.size(1) : -1});
   TORCH_CHECK_VALUE(drafts.is_contiguous() && drafts.size(1) + 1 >= state.widest,
                     "drafts: expected a contiguous tensor of at least ", state.widest - 1, " columns");
-  const DraftRules rules = {mask, draft_ids ? draft_ids->const_data_ptr<int64_t>() : nullptr,
-                            static_cast<float>(temperature), static_cast<float>(cap)};
+  const DraftRules rules = {check_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature),
+                            static_cast<float>(cap)};
   state.begin_block();
   Pass pass = block_rows(state, members, cos, sin, cache, s);
 
   const Isa isa = current_isa();
-  const int64_t rows = static_cast<int64_t>(pass.rows.size());
   const Arena::Scope scope(arena());
-  float* x = arena().take<float>(rows * s.hidden);
+  float* x = arena().take<float>(static_cast<int64_t>(pass.rows.size()) * s.hidden);
   std::vector<int64_t> ids;
   for (const Row& row : pass.rows)
     ids.push_back(row.position == state.cached(row.slot) ? state.block[row.slot * state.widest] : mask);
   run_rows(*isa.model, d, cache, pass, ids, members.rows, {}, x);
-  const std::vector<Draw> draws = draft_draws(state, members, sources, pass, rules, drawn, vocab, bans);
-  const int64_t guessed = static_cast<int64_t>(draws.size());
-  float* guessing = arena().take<float>(guessed * s.hidden);
   std::vector<int64_t*> to;
-  for (std::size_t i = 0; i < pass.rows.size(); ++i) {
-    const Row& row = pass.rows[i];
-    const int64_t column = row.position - state.cached(row.slot);
-    if (column == 0) continue;
-    std::copy_n(x + static_cast<int64_t>(i) * s.hidden, s.hidden,
-                guessing + static_cast<int64_t>(to.size()) * s.hidden);
-    to.push_back(drafts.mutable_data_ptr<int64_t>() + row.slot * drafts.size(1) + column - 1);
-  }
-  const Head head = {d.head, rules.ids, d.logit_scale, rules.cap};
+  const float* guessing = guessing_rows(state, pass, x, s.hidden, drafts, to);
+  const Input input = {guessing, static_cast<int64_t>(to.size()), d.norm, s.eps};
   const std::vector<Choice> choices =
-      choose_head(isa, head, s.rounding, {guessing, guessed, d.norm, s.eps}, draws, pass.threads);
-  int64_t broken = 0;
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    *to[i] = choices[i].id;
-    broken += !choices[i].finite;
-  }
-  return broken;
+      choose_head(isa, {d.head, rules.ids, d.logit_scale, rules.cap}, s.rounding, input,
+                  draft_draws(state, members, sources, pass, rules, drawn, vocab, bans), pass.threads);
+  for (std::size_t i = 0; i < choices.size(); ++i) *to[i] = choices[i].id;
+  return std::count_if(choices.begin(), choices.end(), [](const Choice& c) { return !c.finite; });
 }
 
 void commit_context(at::TensorList weights, const at::Tensor& plan, double eps, const at::Tensor& keys,
@@ -191,7 +205,8 @@ void commit_context(at::TensorList weights, const at::Tensor& plan, double eps, 
                       first + rows);
     TORCH_CHECK_VALUE(sources[i] + rows <= features.size(0), "features: expected at least ",
                       sources[i] + rows, " rows, got ", features.size(0));
-    for (int64_t j = 0; j < rows; ++j) pass.rows.push_back({sources[i] + j, r, first + j, first + j + 1, first + j});
+    for (int64_t j = 0; j < rows; ++j)
+      pass.rows.push_back({sources[i] + j, r, first + j, first + j + 1, first + j});
   }
   append_context(*current_isa().model, c, cache, pass, features.const_data_ptr<float>());
 }

@@ -106,3 +106,17 @@ def test_a_state_of_other_shapes_is_refused(pair):
     state.tensors = state.tensors[:-1]
     with pytest.raises(ValueError, match="state: expected 19 tensors, got 18"):
         llm.target.verify_commit(state, plan, None)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda i: i.flip(0), lambda i: i + VOCAB, lambda i: i[:-1], lambda i: i - 99]
+)
+def test_ids_that_are_no_columns_are_refused(pair, spoil):
+    llm = LLM(pair[0], drafter=pair[1], max_requests=1, max_length=96)
+    mask, ids, factor, cap = llm.drafter._rules
+    ids = torch.arange(VOCAB) if ids is None else ids
+    llm.drafter._rules = (mask, spoil(ids).contiguous(), factor, cap)
+    (output,) = llm.generate(prompts(1), replace(GREEDY, width=1))
+    assert output.error is None
+    with pytest.raises(ValueError, match="draft_ids"):
+        llm.generate(prompts(1), replace(GREEDY, width=4))
