@@ -38,8 +38,8 @@ PROBE_POSITIONS = PROBE_CONTEXT + 64
 
 
 def _llama(name: str, threads: int | None, quantised: str | None = None) -> Arm:
-    options = {"threads": threads, "quantised": quantised}
-    opened, probe = partial(peer_llama.open_llama, **options), partial(peer_llama.probe_llama, **options)
+    opened = partial(peer_llama.open_llama, threads=threads, quantised=quantised)
+    probe = partial(peer_llama.probe_llama, threads=threads, quantised=quantised)
     return Arm(name, "llama.cpp", opened, probe=probe)
 
 

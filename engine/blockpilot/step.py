@@ -191,9 +191,9 @@ def _reports(numbers: list[int]) -> list[Report]:
     """Parts of count, accepted, effective, finish and `count` ids."""
     found, at = [], 0
     while at < len(numbers):
-        end = at + 4 + numbers[at]
-        found.append(Report(*numbers[at + 1 : at + 4], numbers[at + 4 : end]))
-        at = end
+        count, accepted, effective, finish = numbers[at : at + 4]
+        at += 4 + count
+        found.append(Report(accepted, effective, finish, numbers[at - count : at]))
     return found
 
 

@@ -23,8 +23,6 @@ class Target(Protocol):
         row_tile: packed rows come in multiples of it. forwards: passes so far.
         embedding: the table [V, H] that a drafter borrows and a policy reads a distribution through.
         cache: static keys and values; `cache.dump` is the slot that absent rows have.
-        verify_commit: `begin_block`, `verify`, the choices, their commit and its report in one call, (state, plan,
-            noise) → features, report; None: the step takes them one by one.
     """
 
     config: ModelConfig
@@ -37,7 +35,11 @@ class Target(Protocol):
     feature_layers: tuple[int, ...]
     embedding: Any
     cache: Any
-    verify_commit: Callable[[State, StepPlan, Tensor | None], tuple[Tensor, list[int]]] | None
+
+    @property
+    def verify_commit(self) -> Callable[[State, StepPlan, Tensor | None], tuple[Tensor, list[int]]] | None:
+        """`begin_block`, `verify`, the choices, their commit and its report in one call, (state, plan, noise) →
+        features, report (see `packed_decoder.verify_commit`); None: the step takes them one by one."""
 
     def use_features(self, layers: Sequence[int]) -> None:
         """Choose the hidden states handed to the drafter (HF convention), or ValueError."""
