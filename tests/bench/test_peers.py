@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import peer_plot
+import peer_report
 import peers
 import run as bench_run
 from blockpilot.cli.prompts import Prompt
@@ -204,11 +205,20 @@ def test_arms_take_turns_at_going_first():
     assert "".join(n for n, _ in calls) == "abc" + "".join(orders)  # a warm-up of each comes first
 
 
+def test_a_ceiling_is_tau_over_parts_timed_alone():
+    found = {"tau": 1.5, "pooled_tokens_per_s": 120.0}
+    results = {"0": {"overall": {"width-2": found, "plain": {"tau": None, "pooled_tokens_per_s": 100.0}}}}
+    peer_report.add_ceilings(results, {"width-2": {"alone_seconds": {"draft": 0.002, "verify": 0.008}}})
+    assert found["ceiling"] == pytest.approx(150) and found["of_ceiling"] == pytest.approx(0.8)
+    assert "ceiling" not in results["0"]["overall"]["plain"]
+
+
 def test_arms_by_name_and_family():
     def names(*wanted):
         return [a.name for a in peers.choose_arms(wanted, peers.ARMS)]
 
-    assert names("llama.cpp") == ["plain", "llama.cpp-1", "llama.cpp-all"]
+    converted = ["llama.cpp-Q4_0-1", "llama.cpp-Q4_0-all"]
+    assert names("llama.cpp") == ["plain", "llama.cpp-1", "llama.cpp-all", *converted]
     assert names("dflash-fp32-8", "width-4") == ["plain", "width-4", "dflash-fp32-8"]
     assert len({a.name for a in peers.ARMS}) == len(peers.ARMS) == len(peers.choose_arms(None, peers.ARMS))
     with pytest.raises(ValueError, match="got 'vllm'"):
