@@ -65,7 +65,7 @@ def test_agreement():
 
 def test_a_failed_request_is_an_error(tiny, monkeypatch):
     llm = tiny_llm(max_requests=2)
-    monkeypatch.setattr(llm.target, "verify", lambda *_: 1 / 0)
+    monkeypatch.setattr(llm.target, "verify_commit", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         throughput.decode(llm, 2, 5, 4)
 
