@@ -32,10 +32,11 @@ TORCH_LIBRARY(blockpilot, m) {
       "(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, Tensor cos, "
       "Tensor sin, Tensor(c!)[] state, int[] slots, int[] widths, ";
   const std::string verify =
-      "verify_commit" + pass + "int[] feature_layers, Tensor? noise, bool bans, bool filtered) -> (Tensor, int[])";
+      "verify_commit" + pass +
+      "int[] feature_layers, Tensor? noise, bool bans, bool filtered) -> (Tensor, int[])";
   const std::string draft = "draft_block" + pass +
                             "int[] sources, int mask, Tensor? draft_ids, Tensor? noise, float temperature, "
-                            "float cap, bool bans, Tensor(d!) drafts) -> int";
+                            "bool bans, Tensor(d!) drafts) -> int";
   m.def(
       "commit_context(Tensor[] weights, Tensor plan, float eps, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor[] state, int[] slots, int[] widths, int[] sources, Tensor features) -> "

@@ -1,7 +1,6 @@
 #include "head_choice.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "pool.h"
 #include "scratch.h"
@@ -86,8 +85,6 @@ class HeadChoice {
     float* x = row(i);
     if (head_.scale != 1.0f)
       for (int64_t c = first; c < last; ++c) x[c] *= head_.scale;
-    if (head_.cap != 0.0f)
-      for (int64_t c = first; c < last; ++c) x[c] = head_.cap * std::tanh(x[c] / head_.cap);
     part.best = isa_.rows->highest(x + first, last - first, &part.finite);
     part.best.index += first;
   }

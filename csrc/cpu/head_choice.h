@@ -22,7 +22,7 @@ struct Draw {
 struct Head {
   const Linear& matrix;
   const int64_t* ids;  // of each column, rising; null: column and id are the same
-  float scale, cap;    // logit · scale, then cap · tanh(logit / cap) where cap is not 0
+  float scale;         // of logits
 };
 
 struct Choice {
@@ -30,7 +30,7 @@ struct Choice {
   bool finite;
 };
 
-// One choice per row of `input`: its head product, scaled and capped, then the draw.
+// One choice per row of `input`: its head product, scaled, then the draw.
 std::vector<Choice> choose_head(const Isa& isa, const Head& head, Rounding rounding, const Input& input,
                                 const std::vector<Draw>& draws, int64_t threads);
 

@@ -74,7 +74,7 @@ std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
     draws.push_back(draw);
   }
   const at::Tensor features = run_rows(*isa.model, d, cache, pass, ids, members.rows, feature_layers, x);
-  const Head head = {d.head, nullptr, d.logit_scale, 0.0f};
+  const Head head = {d.head, nullptr, d.logit_scale};
   const std::vector<Choice> choices =
       choose_head(isa, head, d.shape.rounding, {x, rows, d.norm, d.shape.eps}, draws, pass.threads);
   for (std::size_t i = 0; i < choices.size(); ++i) {
@@ -89,7 +89,7 @@ std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
 // A drafter's own constants.
 struct DraftRules {
   const int64_t* ids;  // of the head's columns; null: column and id are the same
-  float temperature, cap;
+  float temperature;
 };
 
 // Rows and draws of the columns 1 … of every block: column j guesses what target row j − 1 chooses.
@@ -147,7 +147,7 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
                     const at::Tensor& sin, at::TensorList state_tensors, at::IntArrayRef slots,
                     at::IntArrayRef widths, at::IntArrayRef sources, int64_t mask,
                     const std::optional<at::Tensor>& draft_ids, const std::optional<at::Tensor>& noise,
-                    double temperature, double cap, bool bans, const at::Tensor& drafts) {
+                    double temperature, bool bans, const at::Tensor& drafts) {
   const Decoder d = read_decoder(weights, plan, scalars);
   const Shape& s = d.shape;
   const Cache cache = read_cache(keys, values, s, d.depth());
@@ -158,8 +158,7 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   check_tensor("drafts", drafts, at::kLong, {state.slots, drafts.dim() == 2 ? drafts.size(1) : -1});
   TORCH_CHECK_VALUE(drafts.is_contiguous() && drafts.size(1) + 1 >= state.widest,
                     "drafts: expected a contiguous tensor of at least ", state.widest - 1, " columns");
-  const DraftRules rules = {check_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature),
-                            static_cast<float>(cap)};
+  const DraftRules rules = {check_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature)};
   state.begin_block();
   Pass pass = block_rows(state, members, cos, sin, cache, s);
 
@@ -174,7 +173,7 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const float* guessing = guessing_rows(state, pass, x, s.hidden, drafts, to);
   const Input input = {guessing, static_cast<int64_t>(to.size()), d.norm, s.eps};
   const std::vector<Choice> choices =
-      choose_head(isa, {d.head, rules.ids, d.logit_scale, rules.cap}, s.rounding, input,
+      choose_head(isa, {d.head, rules.ids, d.logit_scale}, s.rounding, input,
                   draft_draws(state, members, sources, pass, rules, drawn, vocab, bans), pass.threads);
   for (std::size_t i = 0; i < choices.size(); ++i) *to[i] = choices[i].id;
   return std::count_if(choices.begin(), choices.end(), [](const Choice& c) { return !c.finite; });
@@ -191,15 +190,17 @@ void commit_context(at::TensorList weights, const at::Tensor& plan, double eps, 
   const int64_t covered = check_rope(cos, sin, c.shape);
   check_sources(sources, members);
   check_tensor("features", features, at::kFloat, {features.numel() / c.fc.columns, c.fc.columns});
-  TORCH_CHECK_VALUE(features.is_contiguous() && state.slots <= cache.slots,
-                    "features: expected a contiguous tensor, and at most ", cache.slots, " slots");
+  TORCH_CHECK_VALUE(features.is_contiguous(), "features: expected a contiguous tensor");
+  TORCH_CHECK_VALUE(state.slots <= cache.slots, "state: expected at most ", cache.slots, " slots, got ",
+                    state.slots);
   Pass pass;
   pass.cos = cos.const_data_ptr<float>();
   pass.sin = sin.const_data_ptr<float>();
   pass.threads = at::get_num_threads();
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    const int64_t r = slots[i], first = state.cached(r) - state.count[r];
-    const int64_t rows = std::min(widths[i], state.count[r]);
+    const int64_t r = slots[i], count = std::clamp<int64_t>(state.count[r], 0, widths[i]);
+    const int64_t first = std::clamp<int64_t>(state.length[r], 0, MOST) - 1 - count;
+    const int64_t rows = count;
     TORCH_CHECK_VALUE(rows <= 0 || (first >= 0 && first + rows <= std::min(cache.capacity, covered)),
                       "length: expected at most ", std::min(cache.capacity, covered), " positions, got ",
                       first + rows);

@@ -49,6 +49,7 @@ StepState::StepState(at::TensorList t) : tensors_(t) {
     TORCH_CHECK_VALUE(t[matrix].dim() == 2, "state: expected 2 dimensions, got ", t[matrix].dim());
   slots = t[TOKENS].size(0);
   widest = t[BLOCK_IDS].size(1);
+  TORCH_CHECK_VALUE(widest >= 1, "state: expected blocks of at least 1 column, got ", widest);
   stops = t[STOP_IDS].size(1);
   data<int64_t>(t[TOKENS], {slots, t[TOKENS].size(1)});
   length = data<int64_t>(t[LENGTH], {slots});
@@ -78,6 +79,8 @@ Members StepState::members(at::IntArrayRef given, at::IntArrayRef widths) const 
                       given[i]);
     TORCH_CHECK_VALUE(1 <= widths[i] && widths[i] <= widest, "widths: expected 1 … ", widest, ", got ",
                       widths[i]);
+    TORCH_CHECK_VALUE(std::find(given.begin(), given.begin() + i, given[i]) == given.begin() + i,
+                      "slots: expected every slot once, got ", given[i], " again");
     m.starts.push_back(m.rows);
     m.rows += widths[i];
   }
@@ -91,7 +94,7 @@ void StepState::begin_block() const {
   for (int64_t r = 0; r < slots; ++r) {
     TORCH_CHECK_VALUE(1 <= length[r] && length[r] <= capacity, "length: expected 1 … ", capacity, ", got ",
                       length[r]);
-    effective[r] = done[r] ? 0 : std::min(width[r], limit[r] - cached(r));
+    effective[r] = done[r] ? 0 : std::min(width[r], std::clamp<int64_t>(limit[r], 0, MOST) - cached(r));
     block[r * widest] = ids[r * capacity + cached(r)];
   }
 }

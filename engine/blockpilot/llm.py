@@ -100,7 +100,7 @@ class LLM:
             self.drafter,
             self.policy,
             slots=max_requests,
-            widest=max(*self.drafter.window, self.drafter.largest_tree) if self.drafter else 1,
+            widest=max(*self.drafter.window, getattr(self.drafter, "largest_tree", 0)) if self.drafter else 1,
             eos=eos,
             max_queue=max_queue,
         )
@@ -253,7 +253,7 @@ class LLM:
             self._check_tree(params.tree)
 
     def _check_tree(self, tree: int) -> None:
-        largest = self.drafter.largest_tree if self.drafter else 0
+        largest = getattr(self.drafter, "largest_tree", 0)
         if tree > largest:
             raise ValueError(
                 f"SamplingParams.tree: expected None or at most {largest} nodes, what the drafter makes, got {tree}"

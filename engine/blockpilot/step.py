@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from blockpilot.state import State
 from blockpilot.targets import Target
 from blockpilot.tree import Tree, plant
 from blockpilot_kernels import accept_commit, choose, gumbel_noise
-from blockpilot_kernels.tiled_linear import pad_rows
+from blockpilot_kernels.draft_tree import largest
+from blockpilot_kernels.tiled_linear import TILE, pad_rows
 
 
 @dataclass(frozen=True)
@@ -198,18 +199,20 @@ def _reports(numbers: list[int]) -> list[Report]:
 
 
 def row_logprobs(logits: Tensor, ids: Tensor, top: int | None) -> Logprobs | None:
-    """Log-probabilities under softmax(logits), summed in tiles of 16 rows so that a row's bits are its own."""
+    """Log-probabilities under softmax(logits), taken in tiles of 16 rows so that a row's bits are its own."""
     if top is None:
         return None
-    rows, logits = len(logits), pad_rows(logits)
-    ids = pad_rows(ids)
-    norm = torch.logsumexp(logits, -1, keepdim=True)
-    chosen = (logits.gather(1, ids[:, None]) - norm)[:rows, 0]
+    tiles = [_tile_logprobs(*tile, top) for tile in zip(logits.split(TILE), ids.split(TILE), strict=True)]
+    return Logprobs(*(torch.cat([getattr(t, f.name) for t in tiles]) for f in fields(Logprobs)))
+
+
+def _tile_logprobs(logits: Tensor, ids: Tensor, top: int) -> Logprobs:
+    rows, norm = len(logits), torch.logsumexp(pad_rows(logits), -1, keepdim=True)[: len(logits)]
+    chosen = (logits.gather(1, ids[:, None]) - norm)[:, 0]
     if top == 0:
-        return Logprobs(chosen, ids[:rows, None][:, :0], norm[:rows, :0])
-    # A stable sort: topk breaks ties in an order that depends on k, and so on what a neighbour asked for.
-    values, order = logits.sort(dim=-1, descending=True, stable=True)
-    return Logprobs(chosen, order[:rows, :top], values[:rows, :top] - norm[:rows])
+        return Logprobs(chosen, ids.new_empty(rows, 0), norm[:, :0])
+    best = largest(logits, min(top, logits.shape[1]))
+    return Logprobs(chosen, best, logits.gather(1, best) - norm)
 
 
 def first_token(state: State, plan: StepPlan, logits: Tensor) -> Logprobs | None:

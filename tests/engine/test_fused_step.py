@@ -83,19 +83,6 @@ def test_rows_that_are_not_finite_end_alike(pair, monkeypatch, kind):
     assert any(reason == "error" for *_, reason in one[0])
 
 
-def test_a_drafters_cap_and_factor_are_applied(pair, monkeypatch):
-    llm = LLM(pair[0], drafter=pair[1], max_requests=1, max_length=96, draft_temperature=0.5)
-    asked = replace(SAMPLED, width=4)
-    mask, ids, factor, cap = llm.drafter._rules
-    assert (factor, cap) == (0.5, llm.drafter.config.final_logit_softcapping or 0.0)
-    monkeypatch.setattr(llm.drafter, "_rules", (mask, ids, factor, 1e-6))  # every logit nearly equal
-    flat = llm.generate(prompts(1), asked)[0]
-    monkeypatch.setattr(llm.drafter, "_rules", (mask, ids, factor, cap))
-    usual = llm.generate(prompts(1), asked)[0]
-    assert flat.token_ids == usual.token_ids
-    assert flat.stats.kept != usual.stats.kept
-
-
 def test_a_state_of_other_shapes_is_refused(pair):
     llm = LLM(pair[0], max_requests=1, max_length=96)
     llm.generate(prompts(1), replace(GREEDY, max_new_tokens=2))
@@ -113,10 +100,24 @@ def test_a_state_of_other_shapes_is_refused(pair):
 )
 def test_ids_that_are_no_columns_are_refused(pair, spoil):
     llm = LLM(pair[0], drafter=pair[1], max_requests=1, max_length=96)
-    mask, ids, factor, cap = llm.drafter._rules
+    mask, ids, factor = llm.drafter._rules
     ids = torch.arange(VOCAB) if ids is None else ids
-    llm.drafter._rules = (mask, spoil(ids).contiguous(), factor, cap)
+    llm.drafter._rules = (mask, spoil(ids).contiguous(), factor)
     (output,) = llm.generate(prompts(1), replace(GREEDY, width=1))
     assert output.error is None
     with pytest.raises(ValueError, match="draft_ids"):
         llm.generate(prompts(1), replace(GREEDY, width=4))
+
+
+def test_a_slot_twice_and_no_columns_are_refused(pair):
+    llm = LLM(pair[0], max_requests=1, max_length=96)
+    llm.generate(prompts(1), replace(GREEDY, max_new_tokens=2))
+    state, plan = llm._scheduler.state, llm._scheduler._plan({0: llm.submit([3], GREEDY)}, (1,))
+    with pytest.raises(ValueError, match="every slot once"):
+        llm.target.verify_commit(state, replace(plan, slots=(0, 0), widths=(1, 1)), None)
+    none = [
+        t[:, :0] if t is state.block or t is state.choice or t is state.finite else t for t in state.tensors
+    ]
+    state.tensors = tuple(none)
+    with pytest.raises(ValueError, match="at least 1 column"):
+        llm.target.verify_commit(state, plan, None)

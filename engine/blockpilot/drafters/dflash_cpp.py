@@ -59,8 +59,7 @@ class CppDFlashDrafter(DFlashDrafter):
         self._plan, self._context = (torch.tensor(packed.words[n], device="cpu") for n in ("plan", "context"))
         self._weights = (packed.blob, target.blob)
         self._scalars = (m.rms_norm_eps, self.config.input_embedding_scale, self.config.output_multiplier)
-        cap = self.config.final_logit_softcapping or 0.0
-        self._rules = (self.config.mask_token_id, checkpoint.vocabulary, self.draft_temperature, cap)
+        self._rules = (self.config.mask_token_id, checkpoint.vocabulary, self.draft_temperature)
         cos, sin = rope_tables(m.rope, m.head_dim, target.capacity)
         self._rope = (cos.float().contiguous(), sin.float().contiguous())
         shape = (m.num_layers, max_requests, m.num_kv_heads, target.capacity, m.head_dim)
@@ -112,8 +111,8 @@ class CppDFlashDrafter(DFlashDrafter):
         return dtype.itemsize * matrices + CppCache.bytes_needed(*kv) + 2 * logits  # with their noise
 
     def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
-        """As `DFlashDrafter.propose`; chains in one call."""
-        if plan.trees is not None:
+        """As `DFlashDrafter.propose`; chains in one call, unless logits are capped."""
+        if plan.trees is not None or self.config.final_logit_softcapping is not None:
             return super().propose(state, plan, noise)
         self._check_room(state, plan)
         self.non_finite += draft_block(

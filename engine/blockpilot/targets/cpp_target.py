@@ -56,7 +56,7 @@ def _product(name: str) -> list[str]:
 
 
 def _packed_key(checkpoint: Checkpoint, dtype: torch.dtype, weights: str) -> PackedKey:
-    source = json.dumps([(size, time) for size, time, _ in checkpoint.files])
+    source = json.dumps(checkpoint.files)
     return PackedKey("target", (checkpoint.fingerprint, weights, str(dtype)), source)
 
 

@@ -2,8 +2,9 @@
 
 A file is in safetensors format with its one tensor at a multiple of 4096 bytes, so that matrices keep their alignment.
 Writers write beside a file and move theirs over it: starts at the same time do no harm, and processes that have the
-old file mapped keep it whole. What a file was made from, where its matrices lie and a sum of its bytes are under one
-hash; whatever does not fit is packed anew.
+old file mapped keep it whole. What a file was made from, where its matrices lie and a CRC of its bytes are under one
+hash; whatever does not fit is packed anew. Files belong to their user alone and are not written to after they appear:
+a process that changes one in place changes what others have mapped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import logging
 import os
 import re
 import shutil
+import stat
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,6 +88,8 @@ def cache_folder() -> Path | None:
                 f"{ENVIRONMENT}: expected {OFF!r} or the absolute path of a folder, got {named!r}"
             )
         return Path(folder)
+    if not os.path.isabs(xdg) and os.environ.get("HOME", "~") == "":
+        return None
     base = xdg if os.path.isabs(xdg) else os.path.expanduser("~/.cache")
     return Path(base) / "blockpilot" if os.path.isabs(base) else None
 
@@ -110,7 +115,6 @@ def cached(key: PackedKey | None, pack: Callable[[], Packed]) -> Packed:
     packed = pack()
     try:
         _write(path, key, packed)
-        _make_room(path)
     except OSError as error:
         _log.warning(
             "blockpilot: weights are packed at every start, %s cannot keep them: %s (%s=%s ends this line)",
@@ -119,6 +123,9 @@ def cached(key: PackedKey | None, pack: Callable[[], Packed]) -> Packed:
             ENVIRONMENT,
             OFF,
         )
+    else:
+        with suppress(OSError):
+            _make_room(path)
     return packed
 
 
@@ -129,8 +136,12 @@ def contents(folder: Path) -> list[os.stat_result]:
 
 def _read(path: Path, key: PackedKey) -> Packed:
     """Raises OSError where a file cannot be read, ValueError where it is not what `key` says."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    # Opened without waiting: a pipe of that name would never answer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        state = os.fstat(file.fileno())
+        size = state.st_size
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(size - 8, _HEADER_LIMIT):
             raise ValueError(f"expected a header of {length} bytes, found a file of {size}")
@@ -139,6 +150,8 @@ def _read(path: Path, key: PackedKey) -> Packed:
             words, seal, source, stop = (json.loads(found[n]) for n in ("words", "seal", "source", "size"))
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not a header of packed weights: {error!r}") from error
+        if type(stop) is not int:
+            raise ValueError(f"not a header of packed weights: size {stop!r}")
         if 8 + length + stop != size or (8 + length) % _PAGE or stop % 8 or stop == 0:
             raise ValueError(f"expected {stop} bytes behind a header of {length}, found a file of {size}")
         if source != key.source:
@@ -156,7 +169,8 @@ def _write(path: Path, key: PackedKey, packed: Packed) -> None:
     size = packed.blob.numel()
     if size > LIMIT:
         raise OSError(errno.EFBIG, f"{size} bytes are more than the {LIMIT} of the whole cache")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     if (free := shutil.disk_usage(path.parent).free) < 2 * size:
         raise OSError(errno.ENOSPC, f"{size} bytes would fill more than half of the {free} that are free")
     metadata = {
@@ -174,12 +188,12 @@ def _write(path: Path, key: PackedKey, packed: Packed) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.write(packed.blob.numpy().data)
+        os.fchmod(file.fileno(), 0o400)
 
 
 def _seal(key: PackedKey, words: Mapping[str, list[int]], blob: Tensor) -> str:
-    """Hex SHA-256 of what a file is, its words, and the sum of its bytes as int64 (they wrap)."""
-    total = int(blob.view(torch.int64).sum())
-    parts = [LAYOUT, key.kind, key.model, key.source, words, blob.numel(), total]
+    """Hex SHA-256 of what a file is, its words, and the CRC-32 of its bytes."""
+    parts = [LAYOUT, key.kind, key.model, key.source, words, blob.numel(), zlib.crc32(blob.numpy().data)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -204,7 +218,7 @@ def _entries(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.st
     """Files of a folder with names of our own making; those of anybody else are not seen."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if names.fullmatch(file.name):
-            try:
-                yield file, file.stat()
-            except FileNotFoundError:  # another process deleted it
-                continue
+            with suppress(OSError):  # another process deleted it
+                state = file.lstat()
+                if stat.S_ISREG(state.st_mode):
+                    yield file, state

@@ -117,7 +117,7 @@ def draft_block(
     rope: tuple[Tensor, Tensor],
     state: Sequence[Tensor],
     members: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    rules: tuple[int, Tensor | None, float, float],
+    rules: tuple[int, Tensor | None, float],
     noise: Tensor | None,
     drafts: Tensor,
     *,
@@ -128,8 +128,7 @@ def draft_block(
     Args:
         weights … rope: as in `decoder_forward`. state: as in `verify_commit`.
         members: slots, their widths, and the row of `noise` that each one's column 0 has.
-        rules: mask id; ids of the head's columns, rising [V'] int64, or None; factor on a request's temperature;
-            cap of the logits, 0 for none.
+        rules: mask id; ids of the head's columns, rising [V'] int64, or None; factor on a request's temperature.
         noise: [N, V] of the target's rows; column j takes that of row j − 1. None: every slot is greedy.
         drafts: [slots, at least W − 1] int64, written where a column exists.
 
@@ -140,11 +139,11 @@ def draft_block(
         ValueError: as in `verify_commit`.
     """
     dispatch.count("draft_block", "cpp")
-    mask, ids, temperature, cap = rules
+    mask, ids, temperature = rules
     slots, widths, sources = members
     return torch.ops.blockpilot.draft_block(
         weights, plan, scalars, keys, values, *rope, state, slots, widths, sources,
-        mask, ids, noise, temperature, cap, bans, drafts,
+        mask, ids, noise, temperature, bans, drafts,
     )  # fmt: skip
 
 
