@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from blockpilot.rows import make_rows
-from blockpilot.scheduler import _cached_plan
-from tests.engine import pair
 from tests.engine.pair import INTERPRETED
 
 # Together these run every op in every mode: widths, batches, stops, limits, bans, filters and failures.
@@ -34,12 +31,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.name not in IN_THE_INTERPRETER:
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_plain_answers():
-    """Plain decoders and answers are kept for one file: no test leaves them changed for another file's."""
-    pair.plain_llm.cache_clear()
-    pair._plain.cache_clear()
-    _cached_plan.cache_clear()
-    make_rows.cache_clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -56,7 +57,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def pair(tmp_path) -> tuple[Path, Path]:
-    target = tiny_folder()
+    """A target of its own: some tests change its weights, and the folder that `tiny_folder` keeps is everybody's."""
+    target = Path(shutil.copytree(tiny_folder(), tmp_path / "target"))
     return target, save_drafter(tmp_path / "drafter", target)
 
 
