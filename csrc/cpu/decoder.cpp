@@ -13,6 +13,7 @@
 #include "decoder_pass.h"
 #include "isa.h"
 #include "pool.h"
+#include "step_tensor.h"
 
 namespace blockpilot {
 namespace {
@@ -89,7 +90,7 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   std::vector<int64_t> said;
   for (const Row& row : pass.rows) said.push_back(id[row.source]);
   const at::Tensor features = run_rows(k, d, cache, pass, said, n, feature_layers, x);
-  at::Tensor logits = at::empty({asked.numel(), d.head.rows}, cos.options());
+  at::Tensor logits = step_tensor(asked.numel(), d.head.rows, at::kFloat);
   run_head(k, d, pass, x, n, asked, logits);
   return {logits, features};
 }

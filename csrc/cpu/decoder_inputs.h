@@ -142,6 +142,14 @@ inline int64_t check_rope(const at::Tensor& cos, const at::Tensor& sin, const Sh
   return covered;
 }
 
+inline Pass empty_pass(const at::Tensor& cos, const at::Tensor& sin) {
+  Pass pass;
+  pass.cos = cos.const_data_ptr<float>();
+  pass.sin = sin.const_data_ptr<float>();
+  pass.threads = at::get_num_threads();
+  return pass;
+}
+
 // Where a row of a tree finds its ancestors among the drafts and itself: `places` [depth], the anchor's
 // first. A path that lies in a row from the anchor on needs none.
 inline void read_path(const int64_t* places, int64_t depths, Row& row) {
@@ -170,10 +178,7 @@ inline Pass read_pass(const at::Tensor& cos, const at::Tensor& sin, const at::Te
   if (extent) check_tensor("extent", *extent, at::kLong, {cache.slots});
   const at::Tensor sl = slot.contiguous(), po = position.contiguous(), ex = exists.contiguous();
   const at::Tensor en = extent ? extent->contiguous() : at::Tensor();
-  Pass pass;
-  pass.cos = cos.const_data_ptr<float>();
-  pass.sin = sin.const_data_ptr<float>();
-  pass.threads = at::get_num_threads();
+  Pass pass = empty_pass(cos, sin);
   for (int64_t i = 0; i < n; ++i) {
     if (!ex.const_data_ptr<bool>()[i]) continue;
     const int64_t r = sl.const_data_ptr<int64_t>()[i], p = po.const_data_ptr<int64_t>()[i];

@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "isa.h"
 #include "pool.h"
+#include "step_tensor.h"
 
 namespace blockpilot {
 namespace {
@@ -21,7 +22,7 @@ at::Tensor noise_rows(const at::Tensor& seed, const at::Tensor& position, int64_
   check_tensor("position", position, at::kLong, {rows});
   TORCH_CHECK_VALUE(vocab >= 1 && vocab <= (1 << 22), "vocab: expected 1 … 2^22, got ", vocab);
   const at::Tensor seeds = seed.contiguous(), positions = position.contiguous();
-  at::Tensor out = at::empty({rows, vocab}, seed.options().dtype(dtype));
+  at::Tensor out = step_tensor(rows, vocab, dtype);
   const int64_t* s = seeds.const_data_ptr<int64_t>();
   const int64_t* p = positions.const_data_ptr<int64_t>();
   T* o = out.mutable_data_ptr<T>();

@@ -15,6 +15,8 @@
 namespace blockpilot {
 namespace {
 
+constexpr float LOWEST_TEMPERATURE = 1e-5f;  // `choose` divides by it
+
 // Noise of the packed target rows, [rows][vocabulary]; null where every request is greedy.
 const float* check_noise(const std::optional<at::Tensor>& noise, int64_t rows, int64_t vocab) {
   if (!noise) return nullptr;
@@ -92,7 +94,7 @@ struct DraftRules {
   float temperature;
 };
 
-// Rows and draws of the columns 1 … of every block: column j guesses what target row j − 1 chooses.
+// Draws of the columns 1 … of every block: column j guesses what target row j − 1 chooses.
 std::vector<Draw> draft_draws(const StepState& state, const Members& members, at::IntArrayRef sources,
                               const Pass& pass, const DraftRules& rules, const float* noise, int64_t vocab,
                               bool bans) {
@@ -103,7 +105,7 @@ std::vector<Draw> draft_draws(const StepState& state, const Members& members, at
     while (members.slots[member] != r) ++member;
     if (column == 0) continue;
     const float own = state.temperature[r];
-    const float cooled = own > 0.0f ? std::max(own * rules.temperature, 1e-5f) : 0.0f;
+    const float cooled = own > 0.0f ? std::max(own * rules.temperature, LOWEST_TEMPERATURE) : 0.0f;
     Draw draw{noise ? noise + (sources[member] + column - 1) * vocab : nullptr,
               {cooled, 1.0f, 0.0f, 0, false}};
     if (bans) ban_stops(state, r, row.position, draw);
@@ -193,14 +195,10 @@ void commit_context(at::TensorList weights, const at::Tensor& plan, double eps, 
   TORCH_CHECK_VALUE(features.is_contiguous(), "features: expected a contiguous tensor");
   TORCH_CHECK_VALUE(state.slots <= cache.slots, "state: expected at most ", cache.slots, " slots, got ",
                     state.slots);
-  Pass pass;
-  pass.cos = cos.const_data_ptr<float>();
-  pass.sin = sin.const_data_ptr<float>();
-  pass.threads = at::get_num_threads();
+  Pass pass = empty_pass(cos, sin);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    const int64_t r = slots[i], count = std::clamp<int64_t>(state.count[r], 0, widths[i]);
-    const int64_t first = std::clamp<int64_t>(state.length[r], 0, MOST) - 1 - count;
-    const int64_t rows = count;
+    const int64_t r = slots[i], rows = std::clamp<int64_t>(state.count[r], 0, widths[i]);
+    const int64_t first = std::clamp<int64_t>(state.length[r], 0, MOST) - 1 - rows;
     TORCH_CHECK_VALUE(rows <= 0 || (first >= 0 && first + rows <= std::min(cache.capacity, covered)),
                       "length: expected at most ", std::min(cache.capacity, covered), " positions, got ",
                       first + rows);

@@ -1,7 +1,5 @@
 #include "step_state.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 
 #include "accept_commit.h"
@@ -54,12 +52,11 @@ StepState::StepState(at::TensorList t) : tensors_(t) {
   data<int64_t>(t[TOKENS], {slots, t[TOKENS].size(1)});
   length = data<int64_t>(t[LENGTH], {slots});
   count = data<int64_t>(t[COUNT], {slots});
-  for (const Field vector : {LIMIT, FINISH, ACCEPTED}) data<int64_t>(t[vector], {slots});
+  for (const Field vector : {LIMIT, FINISH, ACCEPTED, SEED}) data<int64_t>(t[vector], {slots});
   width = data<int64_t>(t[WIDTH], {slots});
   effective = data<int64_t>(t[EFFECTIVE], {slots});
   stop_ids = data<int64_t>(t[STOP_IDS], {slots, stops});
   free_from = data<int64_t>(t[FREE_FROM], {slots});
-  seed = data<int64_t>(t[SEED], {slots});
   temperature = data<float>(t[TEMPERATURE], {slots});
   top_k = data<int64_t>(t[TOP_K], {slots});
   top_p = data<float>(t[TOP_P], {slots});
@@ -118,10 +115,7 @@ Pass block_rows(const StepState& state, const Members& members, const at::Tensor
   const int64_t covered = check_rope(cos, sin, s);
   TORCH_CHECK_VALUE(state.slots <= cache.slots, "state: expected at most ", cache.slots, " slots, got ",
                     state.slots);
-  Pass pass;
-  pass.cos = cos.const_data_ptr<float>();
-  pass.sin = sin.const_data_ptr<float>();
-  pass.threads = at::get_num_threads();
+  Pass pass = empty_pass(cos, sin);
   for (std::size_t i = 0; i < members.slots.size(); ++i) {
     const int64_t r = members.slots[i], rows = std::min(members.widths[i], state.effective[r]);
     const int64_t end = state.cached(r) + state.effective[r];

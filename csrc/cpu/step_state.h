@@ -33,7 +33,7 @@ class StepState {
   int64_t cached(int64_t slot) const { return length[slot] - 1; }
 
   int64_t slots, widest, stops;
-  int64_t *length, *width, *effective, *stop_ids, *free_from, *seed, *top_k, *block, *choice, *count;
+  int64_t *length, *width, *effective, *stop_ids, *free_from, *top_k, *block, *choice, *count;
   float *temperature, *top_p, *min_p;
   bool *done, *finite;
 

@@ -15,7 +15,6 @@ from blockpilot.targets import Target
 from blockpilot.tree import Tree, plant
 from blockpilot_kernels import accept_commit, choose, gumbel_noise
 from blockpilot_kernels.draft_tree import largest
-from blockpilot_kernels.tiled_linear import TILE, pad_rows
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def _verify_commit(
     put_choices(state, plan, ids, finite)
     walk = tree.follow(state) if tree else None
     commit_choices(state)
-    found = row_logprobs(logits, ids, plan.logprobs)
+    found = row_logprobs(logits, ids, plan)
     if walk:
         kept = walk.gather(state, target)
         features, found = features.index_select(0, kept), found and found.of(kept)
@@ -198,19 +197,20 @@ def _reports(numbers: list[int]) -> list[Report]:
     return found
 
 
-def row_logprobs(logits: Tensor, ids: Tensor, top: int | None) -> Logprobs | None:
-    """Log-probabilities under softmax(logits), taken in tiles of 16 rows so that a row's bits are its own."""
+def row_logprobs(logits: Tensor, ids: Tensor, plan: StepPlan) -> Logprobs | None:
+    """Log-probabilities under softmax(logits), taken in tiles of `plan.tile` rows so that a row's bits are its own."""
+    top = plan.logprobs
     if top is None:
         return None
-    tiles = [_tile_logprobs(*tile, top) for tile in zip(logits.split(TILE), ids.split(TILE), strict=True)]
+    tiles = [_tile_logprobs(*t, top) for t in zip(logits.split(plan.tile), ids.split(plan.tile), strict=True)]
     return Logprobs(*(torch.cat([getattr(t, f.name) for t in tiles]) for f in fields(Logprobs)))
 
 
 def _tile_logprobs(logits: Tensor, ids: Tensor, top: int) -> Logprobs:
-    rows, norm = len(logits), torch.logsumexp(pad_rows(logits), -1, keepdim=True)[: len(logits)]
+    norm = torch.logsumexp(logits, -1, keepdim=True)
     chosen = (logits.gather(1, ids[:, None]) - norm)[:, 0]
     if top == 0:
-        return Logprobs(chosen, ids.new_empty(rows, 0), norm[:, :0])
+        return Logprobs(chosen, ids.new_empty(len(ids), 0), norm[:, :0])
     best = largest(logits, min(top, logits.shape[1]))
     return Logprobs(chosen, best, logits.gather(1, best) - norm)
 
@@ -228,4 +228,4 @@ def first_token(state: State, plan: StepPlan, logits: Tensor) -> Logprobs | None
     put_choices(state, plan, ids, finite)
     state.effective[slot] = 1
     commit_choices(state.at(slot))
-    return row_logprobs(tiled, ids, plan.logprobs)
+    return row_logprobs(tiled, ids, plan)

@@ -141,3 +141,13 @@ def test_meta_tensors_get_shapes() -> None:
     assert gumbel_noise(seed, seed, 9).shape == (3, 9)
     assert philox(seed, seed, 9).dtype == torch.int64
     assert dispatch.calls["gumbel_noise", "reference"] == before + 1
+
+
+def test_many_rows_of_a_large_vocabulary_are_those_of_each_alone():
+    """Beyond a megabyte the C++ op takes memory in another way, and beyond 8192 ids it works in parts."""
+    seeds, positions = torch.arange(9) * 77 - 5, torch.arange(9) + 2**31
+    whole = gumbel_noise(seeds, positions, 40_001)
+    assert whole.numel() * 4 > 2**20
+    for i in range(9):
+        assert torch.equal(whole[i : i + 1], gumbel_noise(seeds[i : i + 1], positions[i : i + 1], 40_001))
+    assert torch.equal(whole[:, :20], gumbel_noise(seeds, positions, 20))
