@@ -100,7 +100,7 @@ class LLM:
             self.drafter,
             self.policy,
             slots=max_requests,
-            widest=max(*self.drafter.window, getattr(self.drafter, "largest_tree", 0)) if self.drafter else 1,
+            widest=max(*self.drafter.window, self._largest_tree) if self.drafter else 1,
             eos=eos,
             max_queue=max_queue,
         )
@@ -252,8 +252,13 @@ class LLM:
         if params.tree is not None:
             self._check_tree(params.tree)
 
+    @property
+    def _largest_tree(self) -> int:
+        """Nodes of a tree at most; a drafter of somebody else's may know of chains only."""
+        return getattr(self.drafter, "largest_tree", 0)
+
     def _check_tree(self, tree: int) -> None:
-        largest = getattr(self.drafter, "largest_tree", 0)
+        largest = self._largest_tree
         if tree > largest:
             raise ValueError(
                 f"SamplingParams.tree: expected None or at most {largest} nodes, what the drafter makes, got {tree}"

@@ -30,7 +30,8 @@ class Stats:
         tree: nodes of the tree that each step drafts; 0: a chain.
         time_to_first_token: seconds from submit to the first token.
         decode_seconds: seconds from the first token to the last.
-        seconds: seconds by phase; a step's time is shared equally by the requests in it.
+        seconds: seconds by phase; a step's time is shared equally by the requests in it. `accept` is part of `verify`
+            where the target chooses and commits in the same call.
     """
 
     width: int = 1
