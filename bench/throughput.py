@@ -17,12 +17,13 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from blockpilot import LLM, SamplingParams
 from blockpilot.cli.console import number, progress, say, table
+from blockpilot.plan import StepPlan
 from blockpilot.request import Handle
-from blockpilot.rows import kv_bound, make_rows
+from blockpilot.rows import kv_bound
+from blockpilot.state import State
 from blockpilot.targets.cpp_target import CppTarget
 from blockpilot_kernels.packed_decoder import FORMATS, ROUNDINGS, Record
 
@@ -193,18 +194,30 @@ def agree(answers: Sequence[list[list[int]]]) -> bool:
     return all(some == answers[-1][: len(some)] for some in answers)
 
 
+def block_state(count: int, context: int) -> State:
+    """One slot of `context` cached tokens and a block of `count`."""
+    state = State.allocate(1, context + 2 * count + 1, count, 1, "cpu")
+    state.length[0], state.limit[0] = context + 1, context + 2 * count + 1
+    state.width[0] = state.effective[0] = count
+    state.done[0] = False
+    return state
+
+
 @torch.inference_mode()
 def measure_pass(target: CppTarget, count: int, context: int, repeats: int) -> dict[str, Any]:
-    """Median ms of a pass over a block of `count` rows after `context` tokens, and of its products alone.
+    """Median ms of verifying and committing a block of `count` rows after `context` tokens, as a step does it, and of
+    the pass's products alone.
 
     The products are calls of one op each: some microseconds of every call are the call's own.
     """
-    rows = make_rows((0,), (count,), target.cache.dump, target.device, target.row_tile)
-    tokens, end = torch.arange(count) % target.config.vocab_size, context + count
-    exists, extent = torch.ones(count, dtype=torch.bool), torch.full((target.cache.dump + 1,), end)
+    state = block_state(count, context)
+    bound = kv_bound(context + count)
+    plan = StepPlan((0,), (count,), 1, bound, target.device, tile=target.row_tile)
+    assert target.verify_commit is not None
 
-    def whole() -> Tensor:
-        return target.verify(rows, tokens, rows.column + context, exists, extent, kv_bound(end))[0]
+    def whole() -> None:
+        state.length[0] = context + 1  # rolls back what the last call committed
+        target.verify_commit(state, plan, None)
 
     rounding, draw = ROUNDINGS[target.geometry.rounding], torch.Generator().manual_seed(SEED)
     inputs = {k: torch.randn(count, k, generator=draw) for k in {r[3] for r in target.matrices}}
