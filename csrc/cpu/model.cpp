@@ -8,18 +8,14 @@
 namespace blockpilot {
 namespace {
 
-// Rows below this are done by the caller alone: waking a thread costs more than they do.
-constexpr int64_t ROWS_A_THREAD = 4;
+// Fewer are prepared by the caller alone: waking a thread costs more than they do.
+constexpr int64_t BLOCKS_PREPARED = 48;
 
 // Of a product: few enough to read on in long runs, so many that a delayed thread leaves little to wait for.
 constexpr int64_t CHUNKS_A_THREAD = 4;
 
 constexpr int64_t HEADS_A_THREAD = 40;
 constexpr int64_t TILES_A_THREAD = 2;  // of queries, as far as there are that many
-
-int64_t rows_grain(int64_t rows, int64_t threads) {
-  return std::max(ROWS_A_THREAD, (rows + threads - 1) / threads);
-}
 
 uint16_t stored(float x, uint16_t) {
   uint32_t u;
@@ -105,38 +101,30 @@ void attend_rows(const ModelKernels& k, const Shape& s, const Layer& layer, cons
                   });
 }
 
-// Norms, rotations and cache writes of the rows' heads. Threads share them by KV head and its queries: keys
-// of neighbouring positions lie in one cache line.
+// Norms, rotations and cache writes of the rows' heads. Threads share them by KV head, in two parts, its
+// queries and its key and value: keys of neighbouring positions lie in one cache line.
 void place_rows(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                 const Pass& pass, float* qkv) {
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, half = s.head_dim / 2;
   const int64_t rows = static_cast<int64_t>(pass.rows.size()), groups = s.heads / s.kv_heads;
   const int64_t threads = rows * s.heads < HEADS_A_THREAD ? 1 : pass.threads;
-  parallel_chunks(threads, s.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < rows; ++i) {
-      const Row& row = pass.rows[static_cast<std::size_t>(i)];
-      const float *cos = pass.cos + row.position * half, *sin = pass.sin + row.position * half;
-      float* q = qkv + i * width + begin * groups * s.head_dim;
-      for (int64_t h = begin * groups; h < end * groups; ++h, q += s.head_dim) {
-        if (layer.query_norm) k.rms_norm(q, layer.query_norm, s.head_dim, s.eps, q);
-        k.rope(q, cos, sin, half);
-      }
-      float* keys = qkv + i * width + s.heads * s.head_dim;
-      remember(k, s, layer.key_norm, cache, index, row, begin, end, cos, sin, keys,
-               keys + s.kv_heads * s.head_dim);
+  const auto place = [&](int64_t head, bool queries, const Row& row, float* own) {
+    const float *cos = pass.cos + row.position * half, *sin = pass.sin + row.position * half;
+    float* keys = own + s.heads * s.head_dim;
+    if (!queries)
+      return remember(k, s, layer.key_norm, cache, index, row, head, head + 1, cos, sin, keys,
+                      keys + s.kv_heads * s.head_dim);
+    for (int64_t h = head * groups; h < (head + 1) * groups; ++h) {
+      float* q = own + h * s.head_dim;
+      if (layer.query_norm) k.rms_norm(q, layer.query_norm, s.head_dim, s.eps, q);
+      k.rope(q, cos, sin, half);
     }
+  };
+  parallel_chunks(threads, 2 * s.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part)
+      for (int64_t i = 0; i < rows; ++i)
+        place(part / 2, part % 2 == 0, pass.rows[static_cast<std::size_t>(i)], qkv + i * width);
   });
-}
-
-// The rows of a product, normalised if they are to be.
-const float* normed(const ModelKernels& k, const Input& input, int64_t columns, int64_t threads) {
-  if (!input.norm) return input.x;
-  float* to = arena().take<float>(input.rows * columns);
-  parallel_chunks(threads, input.rows, rows_grain(input.rows, threads), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      k.rms_norm(input.x + i * columns, input.norm, columns, input.eps, to + i * columns);
-  });
-  return to;
 }
 
 }  // namespace
@@ -203,11 +191,14 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Inpu
                          memory.take<int8_t>(codes > 0 ? room * BLOCK : 0),
                          memory.take<float>(codes > 0 ? room : 0), memory.take<float>(room),
                          memory.take<int32_t>(codes > 0 ? room : 0)};
-  const float* x = normed(k, input, w.columns, threads);
   // Threads share the blocks, not the rows: what is kept of a block's rows lies in one cache line.
-  const int64_t sharing = std::min(threads, rows / ROWS_A_THREAD);
+  const int64_t sharing = rows * blocks < BLOCKS_PREPARED ? 1 : threads;
   parallel_chunks(sharing, blocks, (blocks + threads - 1) / threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < rows; ++i) k.prepare(x + i * w.columns, w, rounding, i, begin, end, a);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* x = input.x + i * w.columns;
+      const float factor = input.norm ? k.rms_factor(x, w.columns, input.eps) : 1.0f;
+      k.prepare(x, input.norm, factor, w, rounding, i, begin, end, a);
+    }
   });
   const Output out = {to, epilogue};
   parallel_chunks(threads, w.units(), product_grain(w, threads), [&](int64_t begin, int64_t end) {

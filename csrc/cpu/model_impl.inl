@@ -18,7 +18,7 @@
 
 namespace blockpilot {
 extern const ModelKernels MODEL_TABLE = {
-    MODEL_ISA::TILE_ROWS, MODEL_ISA::TILE_QUERIES, MODEL_ISA::prepare,
-    MODEL_ISA::linear,    MODEL_ISA::rms_norm,     MODEL_ISA::rope,
-    MODEL_ISA::attend,    MODEL_ISA::embed,        MODEL_ISA::weighted_rows};
+    MODEL_ISA::TILE_ROWS,  MODEL_ISA::TILE_QUERIES, MODEL_ISA::prepare, MODEL_ISA::linear,
+    MODEL_ISA::rms_factor, MODEL_ISA::rms_norm,     MODEL_ISA::rope,    MODEL_ISA::attend,
+    MODEL_ISA::embed,      MODEL_ISA::weighted_rows};
 }

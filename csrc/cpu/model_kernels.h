@@ -109,11 +109,13 @@ struct Query {
 
 struct ModelKernels {
   int64_t tile_rows, tile_queries;
-  // Blocks [begin, end) of a row, for a product with w.
-  void (*prepare)(const float* x, const Linear& w, Rounding rounding, int64_t row, int64_t begin, int64_t end,
-                  const Activations& to);
+  // Blocks [begin, end) of a row, for a product with w: of x, or of x · factor · norm if there is a norm.
+  void (*prepare)(const float* x, const float* norm, float factor, const Linear& w, Rounding rounding,
+                  int64_t row, int64_t begin, int64_t end, const Activations& to);
   void (*linear)(const Linear& w, const Activations& x, Rounding rounding, int64_t m, const Output& out,
                  int64_t unit_begin, int64_t unit_end);
+  // 1 / √(mean x² + eps), and x times that times the weight.
+  float (*rms_factor)(const float* x, int64_t n, float eps);
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
   void (*attend)(const Attended& over, const Query* queries, int64_t count);

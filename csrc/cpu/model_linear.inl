@@ -8,12 +8,6 @@ constexpr int64_t VECTORS = PANEL / LANES;  // of a panel's 16 rows
 constexpr int64_t AHEAD_BYTES = 4096;
 constexpr int64_t ROW_CHUNK = 64;  // activations whose totals are kept while a panel is read
 
-static inline vf load(const float* p) {
-  vf v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-static inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
 static inline vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 
 template <Format F>

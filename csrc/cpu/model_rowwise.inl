@@ -3,6 +3,13 @@
 namespace blockpilot {
 namespace MODEL_ISA {
 
+static inline vf load(const float* p) {
+  vf v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+static inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
+
 // exp x, about 1 ulp; 0 below −87, +inf above 88.7, NaN stays. log 2 comes in two parts whose high one is
 // exact.
 static inline vf exp_vector(vf x) {
@@ -26,23 +33,32 @@ static inline vf exp_vector(vf x) {
   return (vf)(((vi)y & ~(low | high)) | ((vi)infinite & high));
 }
 
-static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+static float rms_factor(const float* x, int64_t n, float eps) {
   vf squares = splat(0.0f);
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) {
-    vf v;
-    __builtin_memcpy(&v, x + i, sizeof v);
+    const vf v = load(x + i);
     squares = fma(v, v, squares);
   }
   float total = sum_lanes(squares);
   for (int64_t j = i; j < n; ++j) total += x[j] * x[j];
-  const float factor = 1.0f / __builtin_sqrtf(total / static_cast<float>(n) + eps);
+  return 1.0f / __builtin_sqrtf(total / static_cast<float>(n) + eps);
+}
+
+static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+  const float factor = rms_factor(x, n, eps);
   for (int64_t j = 0; j < n; ++j) out[j] = x[j] * factor * weight[j];
 }
 
 // Halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
 static void rope(float* x, const float* cos, const float* sin, int64_t half) {
-  for (int64_t i = 0; i < half; ++i) {
+  int64_t i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    const vf a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store(x + i, a * c - b * s);
+    store(x + half + i, b * c + a * s);
+  }
+  for (; i < half; ++i) {
     const float a = x[i], b = x[half + i];
     x[i] = a * cos[i] - b * sin[i];
     x[half + i] = b * cos[i] + a * sin[i];
@@ -56,37 +72,6 @@ static inline vi round_bf16(vf x) {
   return ((u + half) >> 16 & ~nan) | (nan & 0x7fc0);
 }
 
-// A block's codes of at most ±`most`, their scale, the sum of what they stand for, and their own sum. A block with
-// NaN or ±inf gets the scale NaN, so that whatever it meets becomes NaN; one so small that its inverse scale
-// would overflow counts as zero.
-static inline void quantise_block(const float* x, float most, int32_t* codes, float* scale, float* sum,
-                                  int32_t* code_sum) {
-  vf largest = splat(0.0f), bad = splat(0.0f);
-  for (int64_t j = 0; j < BLOCK; j += LANES) {
-    vf v;
-    __builtin_memcpy(&v, x + j, sizeof v);
-    const vf size = (vf)((vi)v & 0x7fffffff);
-    const vi more = size > largest;
-    largest = (vf)(((vi)size & more) | ((vi)largest & ~more));
-    bad = bad + (v - v);
-  }
-  const float top = max_lanes(largest), wrong = sum_lanes(bad), step = top / most + wrong;
-  const vf inverse = splat(top > 0x1p-110f && wrong == 0.0f ? most / top : 0.0f), shift = splat(12582912.0f);
-  vi total = {};
-  for (int64_t j = 0; j < BLOCK; j += LANES) {
-    vf v;
-    __builtin_memcpy(&v, x + j, sizeof v);
-    if (wrong != 0.0f) v = splat(0.0f);
-    const vi code = __builtin_convertvector((v * inverse + shift) - shift, vi);  // rounded to nearest
-    total += code;
-    __builtin_memcpy(codes + j, &code, sizeof code);
-  }
-  const int32_t whole = sum_codes(total);
-  *scale = step;
-  *sum = step * static_cast<float>(whole);
-  *code_sum = whole;
-}
-
 static inline float sum_block(const float* x) {
   float lanes[8] = {};
   for (int64_t j = 0; j < BLOCK; j += 8)
@@ -96,23 +81,35 @@ static inline float sum_block(const float* x) {
   return sum;
 }
 
-// Codes of one block into the rows of a tile that stand for input `row`.
+// Codes of one block, at most ±`most`, into the rows of a tile that stand for input `row`, with their scale,
+// the sum of what they stand for, and their own sum. A block with NaN or ±inf gets the scale NaN, so that
+// whatever it meets becomes NaN; one so small that its inverse scale would overflow counts as zero.
 static inline void place_codes(const float* x, Rounding rounding, int64_t row, int64_t blocks, int64_t b,
                                const Activations& to) {
   const bool two = rounding == Rounding::INT16;
   const int64_t line = two ? 2 * row : row;
   const int64_t at = (line / TILE_ROWS * blocks + b) * TILE_ROWS + line % TILE_ROWS;
-  int32_t codes[BLOCK];
-  quantise_block(x, two ? 16256.0f : 127.0f, codes, to.scales + at, to.sums + at, to.code_sums + at);
+  const float most = two ? 16256.0f : 127.0f;
+  vi largest = {}, total = {};
+  for (int64_t j = 0; j < BLOCK; j += LANES) largest = larger(largest, (vi)load(x + j) & 0x7fffffff);
+  const int32_t bits = max_codes(largest);
+  const bool wrong = bits >= 0x7f800000;
+  float top;
+  __builtin_memcpy(&top, &bits, sizeof top);
+  const float inverse = top > 0x1p-110f && !wrong ? most / top : 0.0f;
   for (int64_t j = 0; j < BLOCK; j += LANES) {
-    vi code;
-    __builtin_memcpy(&code, codes + j, sizeof code);
-    const vi upper = two ? (code + 64) >> 7 : code;
+    const vi code = wrong ? vi{} : nearest(load(x + j) * splat(inverse)),
+             upper = two ? (code + 64) >> 7 : code;
     const vb high = __builtin_convertvector(upper, vb),
              low = __builtin_convertvector(code - (upper << 7), vb);
+    total += code;
     __builtin_memcpy(to.codes + at * BLOCK + j, &high, sizeof high);
     if (two) __builtin_memcpy(to.codes + (at + 1) * BLOCK + j, &low, sizeof low);
   }
+  const float step = wrong ? __builtin_nanf("") : top / most;
+  to.scales[at] = step;
+  to.code_sums[at] = sum_codes(total);
+  to.sums[at] = step * static_cast<float>(to.code_sums[at]);
 }
 
 // Whether a product multiplies rows of bfloat16 numbers as they are.
@@ -141,15 +138,16 @@ static inline void place_bf16(const float* x, uint16_t* to) {
   }
 }
 
-static void prepare(const float* x, const Linear& w, Rounding rounding, int64_t row, int64_t begin,
-                    int64_t end, const Activations& to) {
+static void prepare(const float* x, const float* norm, float factor, const Linear& w, Rounding rounding,
+                    int64_t row, int64_t begin, int64_t end, const Activations& to) {
   const int64_t columns = w.columns, blocks = w.blocks(), r = row % TILE_ROWS;
   for (int64_t b = begin; b < end; ++b) {
     float padded[BLOCK];
     const int64_t count = columns - b * BLOCK < BLOCK ? columns - b * BLOCK : BLOCK;
     const float* from = x + b * BLOCK;
-    if (count < BLOCK) {
-      for (int64_t j = 0; j < BLOCK; ++j) padded[j] = j < count ? from[j] : 0.0f;
+    if (norm || count < BLOCK) {
+      for (int64_t j = 0; j < count; ++j) padded[j] = norm ? from[j] * factor * norm[b * BLOCK + j] : from[j];
+      for (int64_t j = count; j < BLOCK; ++j) padded[j] = 0.0f;
       from = padded;
     }
     if (code_rows(rounding) > 0) {

@@ -22,6 +22,14 @@ static inline float max_lanes(vf v) {
   for (int64_t i = 1; i < LANES; ++i) top = v[i] > top ? v[i] : top;
   return top;
 }
+static inline vi larger(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+static inline int32_t max_codes(vi v) {
+  const __m128i half =
+      _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  const __m128i pair = _mm_max_epi32(half, _mm_unpackhi_epi64(half, half));
+  return _mm_cvtsi128_si32(_mm_max_epi32(pair, _mm_shuffle_epi32(pair, 1)));
+}
+static inline vi nearest(vf x) { return (vi)_mm256_cvtps_epi32((__m256)x); }
 static inline int32_t sum_codes(vi v) {
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }

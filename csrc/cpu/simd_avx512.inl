@@ -20,6 +20,9 @@ static inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (
 // Halves are combined until one lane is left.
 static inline float sum_lanes(vf v) { return _mm512_reduce_add_ps((__m512)v); }
 static inline float max_lanes(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+static inline int32_t max_codes(vi v) { return _mm512_reduce_max_epi32((__m512i)v); }
+static inline vi larger(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+static inline vi nearest(vf x) { return (vi)_mm512_cvtps_epi32((__m512)x); }
 static inline int32_t sum_codes(vi v) { return _mm512_reduce_add_epi32((__m512i)v); }
 
 static inline vi load_codes(const uint8_t* p) { return (vi)_mm512_loadu_si512(p); }

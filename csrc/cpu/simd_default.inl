@@ -18,6 +18,18 @@ static inline float max_lanes(vf v) {
   const float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
   return a > b ? a : b;
 }
+static inline vi larger(vi a, vi b) {
+  for (int64_t i = 0; i < LANES; ++i) a[i] = a[i] > b[i] ? a[i] : b[i];
+  return a;
+}
+static inline int32_t max_codes(vi v) {
+  const int32_t a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+  return a > b ? a : b;
+}
+static inline vi nearest(vf x) {
+  const vf shift = splat(12582912.0f);  // 1.5 · 2^23 rounds
+  return __builtin_convertvector((x + shift) - shift, vi);
+}
 static inline int32_t sum_codes(vi v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 
 static inline vi load_codes(const uint8_t* p) {
