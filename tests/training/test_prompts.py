@@ -97,6 +97,15 @@ def test_a_prompt_of_an_evaluation_set_needs_no_family(tmp_path):
     assert read_prompts(path) == [{**rows[0], "family": "gsm"}, rows[1]]
 
 
+def test_several_files_are_one_after_another_with_ids_fresh_in_all(tmp_path):
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    write_prompts(generate_prompts(3), first)
+    second.write_text('{"id": "b", "dataset": "d", "prompt": "x"}\n')
+    assert [p["id"] for p in read_prompts(first, second)] == [*(p["id"] for p in generate_prompts(3)), "b"]
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1: expected a fresh id"):
+        read_prompts(first, second, first)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -41,7 +41,8 @@ JSON_KEYS = {
 }
 WindowOption = Annotated[str, typer.Option("--window", help="Widths to decode at, as in 1,2,3,4.")]
 PromptsOption = Annotated[
-    Path | None, typer.Option("--prompts", help='JSONL of {"id", "family", "prompt"}; default: generated.')
+    list[Path] | None,
+    typer.Option("--prompts", help='JSONL of {"id", "family", "prompt"}; repeatable; default: generated.'),
 ]
 RawLogitsOption = Annotated[
     bool, typer.Option("--raw-logits", help="Keep whole logit rows, for policies that read them.")
@@ -111,10 +112,10 @@ def _print(report: dict[str, Any]) -> None:
     say(f"already there: {report['skipped']}; too short to label: {report['unusable']}")
 
 
-def _prompts(file: Path | None, count: int, seed: int) -> list[dict[str, Any]]:
+def _prompts(files: list[Path] | None, count: int, seed: int) -> list[dict[str, Any]]:
     from blockpilot.training import prompts
 
-    return prompts.generate_prompts(count, seed) if file is None else prompts.read_prompts(file)
+    return prompts.read_prompts(*files) if files else prompts.generate_prompts(count, seed)
 
 
 def _label(engine: Engine, prompts: list[dict[str, Any]], **options: Any) -> Any:

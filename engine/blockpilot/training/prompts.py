@@ -97,13 +97,18 @@ def write_prompts(prompts: Sequence[dict[str, str]], path: str | Path) -> None:
         )
 
 
-def read_prompts(path: str | Path) -> list[dict[str, str]]:
-    """Prompts of a JSONL file; every line needs the strings id, family and prompt, and a fresh id.
+def read_prompts(*paths: str | Path) -> list[dict[str, str]]:
+    """Prompts of JSONL files; every line needs the strings id, family and prompt, and a fresh id.
 
     A line may name its "dataset", and then needs no family.
     """
-    prompts: list[dict[str, str]] = []
     seen: set[str] = set()
+    return [prompt for path in paths for prompt in _file_prompts(path, seen)]
+
+
+def _file_prompts(path: str | Path, seen: set[str]) -> list[dict[str, str]]:
+    """Those of one file, whose ids join `seen`."""
+    prompts: list[dict[str, str]] = []
     for number, record in _records(Path(path)):
         named = {"dataset": record["dataset"]} if isinstance(record.get("dataset"), str) else {}
         record = {"family": named.get("dataset"), **record}
