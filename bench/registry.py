@@ -46,6 +46,9 @@ BENCHMARKS = (
         "memory", "peak memory and seconds of a first and a second start, in fresh processes", "memory"
     ),
     Benchmark(
+        "roofline", "projected step time and tokens/s by model and GPU; beside measured ones", "roofline"
+    ),
+    Benchmark(
         "row_independence", "whether 16-row tiles are bitwise row independent on this machine", "row_check"
     ),
 )
