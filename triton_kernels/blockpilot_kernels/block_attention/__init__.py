@@ -88,10 +88,10 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, bad: Tensor, position: Tensor, ex
     expect(op, "bad", bad, torch.bool, (slots, length), q)
     expect(op, "position", position, torch.int64, (rows,), q)
     expect(op, "extent", extent, torch.int64, (slots,), q)
-    if k.stride() != v.stride() or k.stride(3) != 1 or bad.stride(1) != 1:
+    if k.stride() != v.stride() or k.stride()[2:] != (dim, 1) or bad.stride(1) != 1:
         raise ValueError(
-            f"{op}: k_cache, v_cache, bad: expected equal strides and the last of 1, got {k.stride()}, "
-            f"{v.stride()} and {bad.stride()}; allocate them alike"
+            f"{op}: k_cache, v_cache, bad: expected equal strides and each head's positions one after the other, got "
+            f"{k.stride()}, {v.stride()} and {bad.stride()}; allocate them alike"
         )
 
 

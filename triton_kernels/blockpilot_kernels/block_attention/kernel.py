@@ -17,7 +17,7 @@ from torch import Tensor
 from blockpilot_kernels.block_attention.reference import SPAN, AttentionTiles
 
 CHUNK = 512  # keys of one program
-SCRATCH = 64 * 2**20  # bytes that unfinished chunks may take; one span is done at a time at the least
+SCRATCH = 64 * 2**20  # bytes that unfinished chunks may take, or those of one span where they are more
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 LOWEST = tl.constexpr(-float("inf"))
 HIGHEST = tl.constexpr(float("inf"))
@@ -52,7 +52,7 @@ def _key_range(position, m_q, extent, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
 @triton.jit(do_not_specialize=["chunks"])
 def attend_kernel(
     Q, K, V, BAD, SPANS, POSITION, EXTENT, OUT, PART, TOP, MASS,
-    q_row, q_head, kv_slot, kv_head, kv_key, length, heads, chunks, scale,
+    q_row, q_head, kv_slot, kv_head, length, heads, chunks, scale,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
     PRODUCT: tl.constexpr, M: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, KEYS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -87,7 +87,7 @@ def attend_kernel(
     for start in range(begin, tl.minimum(last, (i_c + 1) * CHUNK), KEYS):
         key = start + tl.arange(0, KEYS)
         bad = tl.load(p_bad + key, mask=key < extent, other=1) != 0
-        o_k = o_kv + key[:, None] * kv_key + d[None, :]
+        o_k = o_kv + key[:, None] * D + d[None, :]
         readable = (bad == 0)[:, None] & m_d[None, :]
         k = tl.load(K + o_k, mask=readable, other=0.0).to(PRODUCT)
         score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
@@ -105,6 +105,7 @@ def attend_kernel(
         top = higher
 
     if WHOLE:
+        mass = tl.where(m_q, mass, 1.0)
         o_out = row.to(tl.int64) * (heads * D) + head * D
         # −0 becomes 0, as it does where chunks are combined.
         tl.store(OUT + o_out[:, None] + d[None, :], (acc + 0.0) / mass[:, None], mask=m_qd)
@@ -195,15 +196,26 @@ def block_attention(
     """See `blockpilot_kernels.block_attention.block_attention`."""
     n, heads, dim = q.shape
     out = q.new_zeros((n, heads * dim))
-    kv_heads, chunks = k_cache.shape[1], triton.cdiv(bound, CHUNK)
-    each = kv_heads * chunks * SPAN * (dim + 2) * q.element_size()
-    wave = len(tiles.spans) if chunks == 1 else max(1, SCRATCH // each)
+    chunks = triton.cdiv(bound, CHUNK)
     if q.stride(2) != 1:
         q = q.contiguous()
     given = (q, k_cache, v_cache, bad.view(torch.int8))
-    for spans in tiles.spans.split(max(wave, 1)):
+    for spans in tiles.spans.split(wave(len(tiles.spans), k_cache.shape[1], chunks, dim)):
         _attend(*given, spans, position.contiguous(), extent.contiguous(), out, chunks, causal, window)
     return out
+
+
+def sizes(groups: int, dim: int) -> dict[str, int]:
+    """What both kernels are compiled for."""
+    block = max(16, triton.next_power_of_2(dim))  # a product has 16 columns at the least
+    return {"GROUPS": groups, "D": dim, "M": SPAN, "CHUNK": CHUNK, "BLOCK_D": block}
+
+
+def wave(spans: int, kv_heads: int, chunks: int, dim: int) -> int:
+    """How many of the spans are done at once: as many as unfinished chunks leave room for, one at the least."""
+    if chunks > 1:
+        spans = min(spans, SCRATCH // (kv_heads * chunks * SPAN * (dim + 2) * 4))
+    return max(spans, 1)
 
 
 def _attend(
@@ -224,19 +236,18 @@ def _attend(
         return
     heads, dim = q.shape[1:]
     kv_heads, launch = k.shape[1], Launch.of(k.dtype, dim, q.is_cuda)
-    sizes = {"GROUPS": heads // kv_heads, "D": dim, "M": SPAN, "CHUNK": CHUNK}
-    sizes["BLOCK_D"] = max(16, triton.next_power_of_2(dim))
+    fixed = sizes(heads // kv_heads, dim)
     whole = chunks == 1
     shape = (0,) if whole else (len(spans), kv_heads, chunks, SPAN)
     part, top, mass = q.new_empty((*shape, dim)), q.new_empty(shape), q.new_empty(shape)
     attend_kernel[(len(spans) * (SPAN // launch.rows), kv_heads, chunks)](
         q, k, v, bad, spans, position, extent, out, part, top, mass,
-        *q.stride()[:2], *k.stride()[:3], bad.stride(0), heads, chunks, dim**-0.5,
+        *q.stride()[:2], *k.stride()[:2], bad.stride(0), heads, chunks, dim**-0.5,
         CAUSAL=causal, WINDOW=window or 0, WHOLE=whole, PRODUCT=launch.product, KEYS=launch.keys,
-        ROWS=launch.rows, **sizes, **launch.options,
+        ROWS=launch.rows, **fixed, **launch.options,
     )  # fmt: skip
     if not whole:
         combine_kernel[(len(spans), kv_heads, SPAN // launch.combined)](
             part, top, mass, spans, extent, out, heads, chunks,
-            ROWS=launch.combined, **sizes, **launch.options,
+            ROWS=launch.combined, **fixed, **launch.options,
         )  # fmt: skip

@@ -67,12 +67,13 @@ class AttentionTiles:
                 gather.append(tile + [padded * groups] * (TILE - len(tile)))
             spans += [[slots[i], t, min(SPAN, queries[-1] + 1 - t)] for t in queries[::SPAN]]
             start += count
-        index = torch.tensor(gather)
+        index = torch.tensor(gather, dtype=torch.long).view(-1, TILE)
         scatter = torch.full((padded * groups + 1,), index.numel())
         scatter[index.flatten()] = torch.arange(index.numel())
         pieces = torch.tensor(spans, dtype=torch.int32).view(-1, 3)
         row, back = index // groups, scatter[:-1].clone()
-        return cls(torch.tensor(slots), torch.tensor(tile_slot), index, row, back, pieces)
+        entries, entry = (torch.tensor(t, dtype=torch.long) for t in (slots, tile_slot))
+        return cls(entries, entry, index, row, back, pieces)
 
     def to(self, device: torch.device) -> AttentionTiles:
         """The same tiles on `device`."""
