@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,10 +60,22 @@ def test_scratch_is_bounded_and_its_bound_changes_no_bit(op, monkeypatch):
     assert launches == [4, 1, 1, 1, 1]
 
 
-def test_scratch_of_a_long_context_stays_within_its_bound():
-    """8 KV heads, 128 values a head, 131,072 positions, 8 pieces of 64 queries."""
-    one = 8 * (131_072 // kernel.CHUNK) * 64 * (128 + 2) * 4
-    assert kernel.wave(8, 8, 131_072 // kernel.CHUNK, 128) * one <= 1.1 * kernel.SCRATCH
+@pytest.mark.parametrize("positions", [65_536, 131_072])
+def test_scratch_of_a_long_context_stays_within_its_bound(positions):
+    """8 pieces of 64 queries and 8 KV heads of 128 values."""
+    chunks = positions // kernel.CHUNK
+    one = 8 * chunks * 64 * (128 + 2) * 4
+    assert kernel.wave(8, 8, chunks, 128) * one <= 1.1 * kernel.SCRATCH
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_of_a_gpu(op, dtype, poisoned, monkeypatch):
+    """The rows and keys that a program takes there, which the interpreter would be slow with."""
+    real = kernel.Launch.of
+    tiles = real(dtype, LONG.dim, on_cuda=True)
+    monkeypatch.setattr(kernel.Launch, "of", lambda *given: replace(tiles, product=real(*given).product))
+    q = LONG.queries(24)
+    assert_right(op, q, LONG.cache(dtype), (1,), (24,), (kernel.CHUNK - 9,), bound=2 * kernel.CHUNK)
 
 
 def test_a_non_finite_key_reaches_exactly_the_rows_that_see_it(op, poisoned):
@@ -77,6 +90,18 @@ def test_a_non_finite_key_reaches_exactly_the_rows_that_see_it(op, poisoned):
         out = attend(op, q, (k, v, bad), (1,), (5,), (start,), bound=LONG.length, causal=True)
         assert torch.equal(out[:healthy], clean[:healthy])
         assert torch.isnan(out[healthy:5]).all()
+
+
+def test_a_score_that_is_not_a_number_is_not_skipped(op, poisoned):
+    """Finite query and key may multiply to inf − inf: a row that sees nothing else in that chunk is NaN too."""
+    cache, q, key = LONG.cache(), LONG.queries(2), kernel.CHUNK
+    for t in (cache[0], q):
+        t[..., :2] = 0
+    q[1, :, :2] = 3e38
+    cache[0][1, 0, key, :2] = torch.tensor([3e38, -3e38])
+    out = attend(op, q, cache, (1,), (2,), (key - 1,), bound=LONG.length, causal=True)
+    assert torch.isfinite(out[0]).all()
+    assert torch.isnan(out[1]).all()
 
 
 def test_a_query_that_is_not_finite_harms_itself_only(op, poisoned):
