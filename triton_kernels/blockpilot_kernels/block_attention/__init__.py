@@ -8,9 +8,10 @@ from torch import Tensor
 from blockpilot_kernels import dispatch
 from blockpilot_kernels.block_attention import reference
 from blockpilot_kernels.block_attention.reference import KV_CHUNK, AttentionTiles
+from blockpilot_kernels.tiled_linear.reference import TILE
 from blockpilot_kernels.validate import expect, expect_dim
 
-__all__ = ["KV_CHUNK", "AttentionTiles", "block_attention"]
+__all__ = ["KV_CHUNK", "AttentionTiles", "block_attention", "scratch_bytes"]
 
 CACHE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -69,6 +70,20 @@ def block_attention(
 
         return kernel.block_attention(*given, causal, window)
     return reference.block_attention(*given, causal=causal, window=window, places=places)
+
+
+def scratch_bytes(tiles: int, kv_heads: int, dim: int, keys: int, device: str) -> int:
+    """Bytes that `block_attention` holds beside its inputs and result, at most.
+
+    Args:
+        tiles: of 16 queries. kv_heads, dim: as in the cache. keys: the bound. device: its type, such as "cuda".
+    """
+    if dispatch.backend_of(device) == "triton":
+        from blockpilot_kernels.block_attention import kernel
+
+        return kernel.scratch_bytes(kv_heads, dim, keys)
+    # A tile's keys and values are there twice in fp32 while they are masked, and its scores three times.
+    return 4 * tiles * kv_heads * keys * (4 * dim + 3 * TILE)
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, bad: Tensor, position: Tensor, extent: Tensor) -> None:

@@ -214,8 +214,18 @@ def sizes(groups: int, dim: int) -> dict[str, int]:
 def wave(spans: int, kv_heads: int, chunks: int, dim: int) -> int:
     """How many of the spans are done at once: as many as unfinished chunks leave room for, one at the least."""
     if chunks > 1:
-        spans = min(spans, SCRATCH // (kv_heads * chunks * SPAN * (dim + 2) * 4))
+        spans = min(spans, SCRATCH // _span_bytes(kv_heads, chunks, dim))
     return max(spans, 1)
+
+
+def scratch_bytes(kv_heads: int, dim: int, keys: int) -> int:
+    """Bytes at most that unfinished chunks of `keys` keys take."""
+    chunks = triton.cdiv(keys, CHUNK)
+    return max(SCRATCH, _span_bytes(kv_heads, chunks, dim)) if chunks > 1 else 0
+
+
+def _span_bytes(kv_heads: int, chunks: int, dim: int) -> int:
+    return kv_heads * chunks * SPAN * (dim + 2) * 4
 
 
 def _attend(
