@@ -49,6 +49,42 @@ def _key_range(position, m_q, extent, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
     return first, last
 
 
+@triton.jit
+def _add_scores(score, top, mass):
+    """Highest score and mass of each row with `score` [M, KEYS]; what is kept of earlier sums; the new weights."""
+    higher = tl.maximum(top, tl.max(score, 1))
+    base = tl.where(higher == LOWEST, 0.0, higher)
+    p, kept = tl.exp(score - base[:, None]), tl.exp(top - base)
+    return higher, mass * kept + tl.sum(p, 1), kept, p
+
+
+@triton.jit
+def _sums(
+    q, K, V, BAD, position, begin, end, extent, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, PRODUCT: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Weighted values [M, BLOCK_D], highest score and mass [M] of queries q [M, BLOCK_D] over keys begin … end − 1."""
+    d = tl.arange(0, q.shape[1])
+    acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
+    top = tl.full([q.shape[0]], LOWEST, tl.float32)
+    mass = tl.zeros([q.shape[0]], tl.float32)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        bad = tl.load(BAD + key, mask=key < extent, other=1) != 0
+        o_k = key[:, None] * D + d[None, :]
+        readable = (bad == 0)[:, None] & (d < D)[None, :]
+        k = tl.load(K + o_k, mask=readable, other=0.0).to(PRODUCT)
+        score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+        # A key that is not finite scores +inf: inf − inf makes the rows that see it NaN.
+        score = tl.where(bad[None, :], HIGHEST, score)
+        score = tl.where(_visible(position, key, extent, CAUSAL, WINDOW), score, LOWEST)
+        top, mass, kept, p = _add_scores(score, top, mass)
+        v = tl.load(V + o_k, mask=readable, other=0.0).to(PRODUCT)
+        acc = acc * kept[:, None]
+        acc = tl.dot(p.to(V.dtype.element_ty).to(PRODUCT), v, acc, input_precision="tf32x3")
+    return acc, top, mass
+
+
 @triton.jit(do_not_specialize=["chunks"])
 def attend_kernel(
     Q, K, V, BAD, SPANS, POSITION, EXTENT, OUT, PART, TOP, MASS,
@@ -77,33 +113,12 @@ def attend_kernel(
     # Products are of the cache's type, PRODUCT only where that cannot be multiplied: widened at once.
     q = tl.load(Q + o_q[:, None] + d[None, :], mask=m_qd, other=0.0).to(K.dtype.element_ty).to(PRODUCT)
     o_kv = slot * kv_slot + i_h.to(tl.int64) * kv_head
-    p_bad = BAD + slot * length
-
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    top = tl.full([ROWS], LOWEST, tl.float32)
-    mass = tl.zeros([ROWS], tl.float32)
     lowest, last = _key_range(position, m_q, extent, CAUSAL, WINDOW)
-    begin = tl.maximum(lowest // KEYS * KEYS, i_c * CHUNK)
-    for start in range(begin, tl.minimum(last, (i_c + 1) * CHUNK), KEYS):
-        key = start + tl.arange(0, KEYS)
-        bad = tl.load(p_bad + key, mask=key < extent, other=1) != 0
-        o_k = o_kv + key[:, None] * D + d[None, :]
-        readable = (bad == 0)[:, None] & m_d[None, :]
-        k = tl.load(K + o_k, mask=readable, other=0.0).to(PRODUCT)
-        score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
-        # A key that is not finite scores +inf: inf − inf makes the rows that see it NaN.
-        score = tl.where(bad[None, :], HIGHEST, score)
-        score = tl.where(_visible(position, key, extent, CAUSAL, WINDOW), score, LOWEST)
-        higher = tl.maximum(top, tl.max(score, 1))
-        base = tl.where(higher == LOWEST, 0.0, higher)
-        p = tl.exp(score - base[:, None])
-        kept = tl.exp(top - base)
-        mass = mass * kept + tl.sum(p, 1)
-        v = tl.load(V + o_k, mask=readable, other=0.0).to(PRODUCT)
-        acc = acc * kept[:, None]
-        acc = tl.dot(p.to(V.dtype.element_ty).to(PRODUCT), v, acc, input_precision="tf32x3")
-        top = higher
-
+    begin, end = tl.maximum(lowest // KEYS * KEYS, i_c * CHUNK), tl.minimum(last, (i_c + 1) * CHUNK)
+    acc, top, mass = _sums(
+        q, K + o_kv, V + o_kv, BAD + slot * length, position, begin, end, extent, scale,
+        CAUSAL, WINDOW, D, PRODUCT, KEYS,
+    )  # fmt: skip
     if WHOLE:
         mass = tl.where(m_q, mass, 1.0)
         o_out = row.to(tl.int64) * (heads * D) + head * D
