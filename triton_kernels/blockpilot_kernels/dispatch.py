@@ -18,9 +18,9 @@ from functools import cache
 from torch import Tensor
 
 BACKENDS = ("reference", "cpp", "triton")
-OPS = ("gumbel_noise", "choose", "accept_commit", "block_attention", "norm_rope")
 INSIDE_CPP_PASS = ("block_attention", "norm_rope")
-"""Ops that the C++ extension has only within its passes over a whole model, not to be called by themselves."""
+"""Ops that the C++ extension has only within its passes over a whole model: called by themselves, they are PyTorch's."""
+OPS = ("gumbel_noise", "choose", "accept_commit", *INSIDE_CPP_PASS)
 ENVIRONMENT = "BLOCKPILOT_BACKEND"
 
 calls: Counter[tuple[str, str]] = Counter()
@@ -37,9 +37,11 @@ def backend_for(op: str, tensor: Tensor) -> str:
         ValueError: BLOCKPILOT_BACKEND names no backend.
         RuntimeError: the forced backend is absent, or does not run on this device.
     """
-    backend, _, warning = _of_op(op, _current(tensor.device.type))
+    backend, _, warning = _current(tensor.device.type)
     if warning:
         _report(warning)
+    if backend == "cpp" and op in INSIDE_CPP_PASS:
+        backend = "reference"
     calls[op, backend] += 1
     return backend
 
@@ -56,8 +58,12 @@ def count(op: str, backend: str) -> None:
 
 def explain(device: str = "cpu") -> list[dict[str, str]]:
     """For every op the backend that runs on `device` now, and why: dicts with keys op, backend, why."""
-    decided = [(op, *_of_op(op, _current(device))) for op in OPS]
-    return [{"op": op, "backend": backend, "why": why} for op, backend, why, _ in decided]
+    backend, why, _ = _current(device)
+    rows = [{"op": op, "backend": backend, "why": why} for op in OPS]
+    if backend == "cpp":
+        for row in rows[-len(INSIDE_CPP_PASS) :]:
+            row["why"] += "; within its passes over a whole model, and by itself in PyTorch"
+    return rows
 
 
 @contextmanager
@@ -103,13 +109,6 @@ def reset() -> None:
 def _current(device: str) -> tuple[str, str, str | None]:
     interpreting = os.environ.get("TRITON_INTERPRET") == "1"
     return _decide(_forced.get(), os.environ.get(ENVIRONMENT), interpreting, device)
-
-
-def _of_op(op: str, decided: tuple[str, str, str | None]) -> tuple[str, str, str | None]:
-    """What was decided for the device, as far as the op has it."""
-    if decided[0] == "cpp" and op in INSIDE_CPP_PASS:
-        return "reference", "the C++ extension has it within its passes over a whole model only", None
-    return decided
 
 
 @cache
