@@ -19,7 +19,7 @@ from torch import Tensor
 
 BACKENDS = ("reference", "cpp", "triton")
 INSIDE_CPP_PASS = ("block_attention", "norm_rope")
-"""Ops that the C++ extension has only within its passes over a whole model: called by themselves, they are PyTorch's."""
+"""Ops that the C++ extension has only within its passes over a whole model: called alone, they are PyTorch's."""
 OPS = ("gumbel_noise", "choose", "accept_commit", *INSIDE_CPP_PASS)
 ENVIRONMENT = "BLOCKPILOT_BACKEND"
 
