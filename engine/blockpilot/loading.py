@@ -91,7 +91,8 @@ def build_target(
         size = packed_bytes(checkpoint, weights, dtype)
         require_fits({"target": CppTarget.memory_bytes(*sizes, size)}, device)
         return CppTarget(checkpoint, slots, length, dtype, weights, keep=keep)
-    require_fits({"target": TorchTarget.memory_bytes(checkpoint.config, slots, length, dtype)}, device)
+    size = TorchTarget.memory_bytes(checkpoint.config, slots, length, dtype, device.type)
+    require_fits({"target": size}, device)
     return TorchTarget(checkpoint, slots, length, dtype, device)
 
 

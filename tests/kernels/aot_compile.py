@@ -12,20 +12,36 @@ import re
 import subprocess
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from blockpilot_kernels.accept_commit import kernel as accept
+from blockpilot_kernels.block_attention import kernel as attention
 from blockpilot_kernels.choose import filters
 from blockpilot_kernels.choose import kernel as choose
 from blockpilot_kernels.gumbel_noise import kernel as noise
+from blockpilot_kernels.norm_rope import kernel as glue
 
 ARCHITECTURES = (80, 90, 100)
 F32, I64, I32, I8 = "*fp32", "*i64", "*i32", "*i8"
+STRIDE = "i32, a multiple of 16"  # which a launch sees and compiles for
+CACHE = {torch.float32: F32, torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+# (type of the cache, head dimension, causal, window, whole), which meet each of their values in few compilations.
+ATTENTION = (
+    (torch.bfloat16, 128, True, 0, False),
+    (torch.float16, 64, False, 1024, True),
+    (torch.bfloat16, 256, True, 0, True),
+    (torch.float32, 128, False, 1024, False),
+)
+MULTIPLIES = re.compile(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync")
 CHOOSE = {"ROWS": choose.TILE_CUDA[0], "CHUNK": choose.TILE_CUDA[1]}
 CHUNKS = 128  # a vocabulary of up to 262,144 ids
+
+
+Entry = tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]
 
 
 def pointers(names: str, kind: str) -> dict[str, str]:
@@ -36,8 +52,47 @@ def sizes(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "i32")
 
 
+def attend(dtype: torch.dtype, dim: int, causal: bool, window: int, whole: bool) -> Entry:
+    """The attention kernel as it is launched for a cache of that type."""
+    launch = attention.Launch.of(dtype, dim, on_cuda=True)
+    types = (
+        pointers("Q OUT PART TOP MASS", F32)
+        | pointers("K V", CACHE[dtype])
+        | pointers("POSITION EXTENT", I64)
+        | {"SPANS": I32, "BAD": I8, "scale": "fp32"}
+        | dict.fromkeys(["q_row", "q_head", "kv_slot", "kv_head", "length"], STRIDE)
+        | sizes("heads chunks")
+    )
+    constants = {
+        "CAUSAL": causal, "WINDOW": window, "WHOLE": whole, "PRODUCT": launch.product,
+        "KEYS": launch.keys, "ROWS": launch.rows, **attention.sizes(4, dim),
+    }  # fmt: skip
+    return attention.attend_kernel, types, constants, launch.options
+
+
+def combine(dim: int) -> Entry:
+    """The kernel that follows it where there are several chunks."""
+    launch = attention.Launch.of(torch.bfloat16, dim, on_cuda=True)
+    types = pointers("PART TOP MASS OUT", F32) | {"SPANS": I32, "EXTENT": I64} | sizes("heads chunks")
+    constants = {"ROWS": launch.combined, **attention.sizes(4, dim)}
+    return attention.combine_kernel, types, constants, launch.options
+
+
+def rope(norm: bool) -> Entry:
+    """Norm and rotary embedding of heads of 128."""
+    types = pointers("X WEIGHT COS SIN OUT", F32) | sizes("N row_stride head_stride") | {"eps": "fp32"}
+    constants = {"HEADS": 32, "D": 128, "NORM": norm, "ROWS": glue.HEADS_CUDA, "BLOCK": 64}
+    return glue.norm_rope_kernel, types, constants, glue.OPTIONS
+
+
+def norm(width: int, block: int, options: dict[str, Any]) -> Entry:
+    """Norm of a hidden row."""
+    types = pointers("X WEIGHT OUT", F32) | {"N": "i32", "eps": "fp32"}
+    return glue.rms_norm_kernel, types, {"H": width, "ROWS": glue.ROWS_CUDA, "BLOCK": block}, options
+
+
 # (kernel, types of its arguments, compile-time constants, options) as the launchers use them.
-KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = [
+KERNELS: list[Entry] = [
     (
         noise.noise_kernel,
         pointers("SEED POSITION", I64) | {"OUT": F32} | sizes("N V"),
@@ -87,38 +142,57 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {"ROWS": accept.ROWS, "COLUMNS": 32},
         accept.OPTIONS,
     ),
+    *(attend(*case) for case in ATTENTION),
+    *(combine(dim) for dim in (64, 128, 256)),
+    norm(576, 1024, glue.OPTIONS),
+    norm(12_288, 16_384, glue.LONG_OPTIONS),
+    *(rope(norm=normed) for normed in (True, False)),
+    (
+        glue.swiglu_kernel,
+        pointers("X OUT", F32) | sizes("N WIDTH"),
+        {"ROWS": glue.ROWS_CUDA, "BLOCK": glue.COLUMNS},
+        glue.OPTIONS,
+    ),
 ]
 
 
 def compile_one(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any], arch: int
 ) -> dict[str, Any]:
-    """Spilled bytes (from ptxas) and bytes of shared memory of one kernel on one architecture."""
-    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    """Spilled bytes and registers (from ptxas), bytes of shared memory and tensor-core instructions of one kernel on
+    one architecture."""
+    signature = {
+        name: "constexpr" if name in constants else types[name].partition(",")[0] for name in kernel.arg_names
+    }
     aligned = {
         (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
         for name in types
-        if types[name].startswith("*")
+        if types[name].startswith("*") or types[name] == STRIDE
     }
     target = GPUTarget("cuda", arch, 32)
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, aligned), target=target, options=options
     )
+    spills, registers = _resources(compiled.asm["ptx"], arch)
     return {
         "kernel": kernel.__name__,
-        "constants": constants,
+        "constants": {name: str(value) for name, value in constants.items()},
         "arch": arch,
-        "spills": _spilled_bytes(compiled.asm["ptx"], arch),
+        "spills": spills,
+        "registers": registers,
         "shared": compiled.metadata.shared,
+        "multiplies": sorted(set(MULTIPLIES.findall(compiled.asm["ptx"]))),
     }
 
 
-def _spilled_bytes(ptx: str, arch: int) -> int:
+def _resources(ptx: str, arch: int) -> tuple[int, int]:
+    """Bytes spilled and registers a thread."""
     found = re.search(r"\.target (\w+)", ptx)
     assert found is not None
     command = [get_ptxas(arch).path, "-v", f"-arch={found[1]}", "-o", "/dev/null", "-"]
     report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
-    return sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
+    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
+    return spilled, max(int(n) for n in re.findall(r"Used (\d+) registers", report))
 
 
 if __name__ == "__main__":

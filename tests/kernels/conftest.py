@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from blockpilot_kernels import dispatch
 from tests.kernels.backends import Backend
@@ -49,3 +51,18 @@ def forced_backend(name: str) -> Iterator[Backend]:
         pytest.skip(f"{name}: {reason}")
     with dispatch.forced(name):
         yield Backend(name, device_of(name))
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every float tensor that an op allocates without filling it holds NaN, so that what is not written shows."""
+    for holder, name in ((torch, "empty_like"), (torch, "empty"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(holder, name, _filling(getattr(holder, name)))
+
+
+def _filling(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def poison(*args: Any, **kwargs: Any) -> Tensor:
+        made = allocate(*args, **kwargs)
+        return made.fill_(float("nan")) if made.dtype.is_floating_point else made
+
+    return poison

@@ -2,94 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from blockpilot_kernels.block_attention import KV_CHUNK, AttentionTiles, block_attention
+from blockpilot_kernels.block_attention import KV_CHUNK
+from tests.kernels.attention import LENGTH, Sizes, assert_right, attend
+from tests.kernels.backends import Backend
+from tests.kernels.conftest import forced_backend
 
-SLOTS, HEADS, KV_HEADS, DIM, LENGTH = 4, 6, 2, 32, 4 * KV_CHUNK
-
-
-def make_cache(seed: int = 0, dtype: torch.dtype = torch.float32):
-    gen = torch.Generator().manual_seed(seed)
-    k = torch.randn(SLOTS + 1, KV_HEADS, LENGTH, DIM, generator=gen).to(dtype)
-    v = torch.randn(SLOTS + 1, KV_HEADS, LENGTH, DIM, generator=gen).to(dtype)
-    return k, v, torch.zeros(SLOTS + 1, LENGTH, dtype=torch.bool)
+SIZES = Sizes()
 
 
-def run(q, cache, slots, counts, starts, *, bound=LENGTH, **options):
-    """Rows of slot i sit at starts[i], starts[i] + 1, …; its keys end after them."""
-    k, v, bad = cache
-    total = sum(counts)
-    padded = -(-total // 16) * 16
-    x = torch.full((padded, HEADS, DIM), float("nan"))
-    x[:total] = q
-    position = torch.zeros(padded, dtype=torch.long)
-    position[:total] = torch.cat([torch.arange(c) + s for c, s in zip(counts, starts, strict=True)])
-    extent = torch.zeros(SLOTS + 1, dtype=torch.long)
-    for slot, count, start in zip(slots, counts, starts, strict=True):
-        extent[slot] = start + count
-    tiles = AttentionTiles.build(slots, counts, padded, HEADS // KV_HEADS)
-    return block_attention(x, k, v, bad, tiles, position, extent, bound, **options)
+@pytest.fixture(params=["reference", "triton"])
+def op(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """A backend that has the op by itself."""
+    yield from forced_backend(request.param)
 
 
-def oracle(q, cache, slot, count, start, causal, window):
-    k, v, _ = cache
-    end = start + count
-    keys = k[slot, :, :end].double().repeat_interleave(HEADS // KV_HEADS, 0)
-    values = v[slot, :, :end].double().repeat_interleave(HEADS // KV_HEADS, 0)
-    scores = torch.einsum("nhd,hld->nhl", q.double(), keys) / DIM**0.5
-    row, key = torch.arange(count)[:, None] + start, torch.arange(end)
-    seen = torch.ones(count, end, dtype=torch.bool)
-    if causal:
-        seen &= key <= row
-    if window is not None:
-        seen &= (row - key).abs() < window
-    p = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
-    return torch.einsum("nhl,hld->nhd", p, values).flatten(1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("causal", [True, False])
-def test_matches_float64(causal, window, dtype):
-    cache = make_cache(dtype=dtype)
+def test_matches_float64(op, causal, window, dtype):
     slots, counts, starts = (2, 0, 3), (5, 1, 19), (60, 0, 130)
-    q = torch.randn(sum(counts), HEADS, DIM, generator=torch.Generator().manual_seed(1))
-    out = run(q, cache, slots, counts, starts, causal=causal, window=window)
-    expected = [
-        oracle(part, cache, s, c, at, causal, window)
-        for part, s, c, at in zip(q.split(counts), slots, counts, starts, strict=True)
-    ]
-    torch.testing.assert_close(out[: sum(counts)].double(), torch.cat(expected), atol=2e-6, rtol=1e-5)
-    assert torch.equal(out[sum(counts) :], torch.zeros_like(out[sum(counts) :]))
+    q = SIZES.queries(sum(counts))
+    assert_right(op, q, SIZES.cache(dtype), slots, counts, starts, causal, window)
+
+
+@pytest.mark.parametrize("sizes", [Sizes(1, 1, 8), Sizes(8, 1, 24), Sizes(3, 3, 80), Sizes(10, 2, 64)])
+def test_shapes(op, sizes):
+    """Heads and lengths that fill no tile, and blocks of more queries than one program takes."""
+    slots, counts, starts = (3, 1), (1, 23), (0, 64)
+    assert_right(op, sizes.queries(24), sizes.cache(), slots, counts, starts)
+    assert_right(op, sizes.queries(23), sizes.cache(), (1,), (23,), (64,), causal=False, bound=2 * KV_CHUNK)
+
+
+def test_padding_alone_is_zero(op):
+    out = attend(op, SIZES.queries(0), SIZES.cache(), (), (), (), causal=True)
+    assert torch.equal(out, torch.zeros(16, SIZES.heads * SIZES.dim))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("bound", [KV_CHUNK * 2, LENGTH])
-def test_row_is_independent_of_block_batch_and_bound(bound, threads):
+def test_row_is_independent_of_block_batch_and_bound(op, bound, threads):
     """A query alone equals the same query inside a wide block, a batch, another slot order and a larger
     bound."""
-    cache = make_cache()
-    q = torch.randn(9, HEADS, DIM, generator=torch.Generator().manual_seed(2))
+    if op.name == "triton" and threads > 1:
+        pytest.skip("triton: threads of the CPU change nothing")
+    cache = SIZES.cache()
+    q = SIZES.queries(9)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     alone = [
-        run(q[j : j + 1], cache, (1,), (1,), (70 + j,), bound=2 * KV_CHUNK, causal=True)[0] for j in range(9)
+        attend(op, q[j : j + 1], cache, (1,), (1,), (70 + j,), bound=2 * KV_CHUNK, causal=True)[0]
+        for j in range(9)
     ]
     torch.set_num_threads(threads)
     try:
-        block = run(q, cache, (1,), (9,), (70,), bound=bound, causal=True)
-        other = torch.randn(21, HEADS, DIM)
-        batch = run(
-            torch.cat([other[:3], q, other[3:]]),
-            cache,
-            (3, 1, 0),
-            (3, 9, 18),
-            (7, 70, 90),
-            bound=bound,
-            causal=True,
-        )
+        block = attend(op, q, cache, (1,), (9,), (70,), bound=bound, causal=True)
+        other = SIZES.queries(21)
+        rows = torch.cat([other[:3], q, other[3:]])
+        batch = attend(op, rows, cache, (3, 1, 0), (3, 9, 18), (7, 70, 90), bound=bound, causal=True)
     finally:
         torch.set_num_threads(before)
     for j in range(9):
@@ -97,28 +71,44 @@ def test_row_is_independent_of_block_batch_and_bound(bound, threads):
         assert torch.equal(alone[j], batch[3 + j])
 
 
-def test_unwritten_entries_may_hold_nan():
-    clean = make_cache()
+def test_unwritten_entries_may_hold_nan(op):
+    clean = SIZES.cache()
     dirty = tuple(t.clone() for t in clean)
     for t in dirty[:2]:
         t[1, :, 76:] = float("nan")
         t[[0, 2, 3, 4]] = float("nan")
     dirty[2][1, 76:] = True
-    q = torch.randn(6, HEADS, DIM)
+    q = SIZES.queries(6)
     for causal in (True, False):
-        a = run(q, clean, (1,), (6,), (70,), causal=causal)
-        b = run(q, dirty, (1,), (6,), (70,), causal=causal)
+        a = attend(op, q, clean, (1,), (6,), (70,), causal=causal)
+        b = attend(op, q, dirty, (1,), (6,), (70,), causal=causal)
         assert torch.equal(a, b)
 
 
-def test_rows_before_a_non_finite_key_are_untouched_and_rows_after_it_are_nan():
+def test_rows_before_a_non_finite_key_are_untouched_and_rows_after_it_are_nan(op):
     """A rejected draft may carry NaN: what precedes it must not change, what sees it must not look healthy."""
-    cache = make_cache()
-    q = torch.randn(6, HEADS, DIM)
-    clean = run(q, cache, (1,), (6,), (70,), causal=True)
+    cache = SIZES.cache()
+    q = SIZES.queries(6)
+    clean = attend(op, q, cache, (1,), (6,), (70,), causal=True)
     k, v, bad = (t.clone() for t in cache)
     v[1, 1, 73] = float("inf")
     bad[1, 73] = True
-    out = run(q, (k, v, bad), (1,), (6,), (70,), causal=True)
+    out = attend(op, q, (k, v, bad), (1,), (6,), (70,), causal=True)
     assert torch.equal(out[:3], clean[:3])
     assert torch.isnan(out[3:6]).all()
+
+
+def test_refusals_name_what_came(op):
+    cache, q = SIZES.cache(), SIZES.queries(6)
+    block = ((1,), (6,), (70,))
+    with pytest.raises(ValueError, match="bound: expected a multiple of 64 up to the cache's 256, got 320"):
+        attend(op, q, cache, *block, bound=320, causal=True)
+    with pytest.raises(ValueError, match="window: expected None or at least 1, got 0"):
+        attend(op, q, cache, *block, causal=True, window=0)
+    with pytest.raises(ValueError, match="v_cache: expected float32"):
+        attend(op, q, (cache[0], cache[1].half(), cache[2]), *block, causal=True)
+    with pytest.raises(ValueError, match="k_cache: expected one of float32, bfloat16, float16, got"):
+        attend(op, q, (cache[0].double(), cache[1], cache[2]), *block, causal=True)
+    with pytest.raises(ValueError, match="equal strides"):
+        turned = cache[1].transpose(2, 3).contiguous().transpose(2, 3)
+        attend(op, q, (cache[0], turned, cache[2]), *block, causal=True)

@@ -47,6 +47,18 @@ def backends() -> set[str]:
     return {row["backend"] for row in dispatch.explain()}
 
 
+def test_the_extension_has_some_ops_within_its_passes_only() -> None:
+    if dispatch.extension_error():
+        pytest.skip(f"cpp: {dispatch.extension_error()}")
+    with dispatch.forced("cpp"):
+        rows = {row["op"]: row for row in dispatch.explain()}
+        assert dispatch.backend_for("choose", CPU) == rows["choose"]["backend"] == "cpp"
+        for op in ("block_attention", "norm_rope"):
+            assert dispatch.backend_for(op, CPU) == "reference"
+            assert rows[op]["backend"] == "cpp"
+            assert "within its passes over a whole model, and by itself in PyTorch" in rows[op]["why"]
+
+
 def test_cpu_takes_the_extension_where_it_loads() -> None:
     assert dispatch.backend_for("choose", CPU) == ("reference" if dispatch.extension_error() else "cpp")
 
@@ -107,7 +119,8 @@ def test_calls_are_counted() -> None:
 
 def test_explain_names_every_op() -> None:
     rows = dispatch.explain()
-    assert [row["op"] for row in rows] == ["gumbel_noise", "choose", "accept_commit"]
+    named = ["gumbel_noise", "choose", "accept_commit", "block_attention", "norm_rope"]
+    assert [row["op"] for row in rows] == named
     assert all(row["why"] for row in rows)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
+from blockpilot_kernels.block_attention import AttentionTiles, block_attention
+from blockpilot_kernels.norm_rope import norm_rope, rms_norm, swiglu
 from tests.kernels.backends import Backend, Params, counting
 from tests.kernels.test_accept_commit import Case, build
 from tests.no_host_sync import NoHostSync
@@ -24,6 +26,24 @@ def run_every_op(device: torch.device | str) -> None:
     choose(logits, noise, *params[:4], None, filtered=False)
     choose(logits, None, *params, filtered=False)
     accept_commit(*[t.to(device) for t in build([Case(4, 2), Case(4, 3, stop_at=1)], 4).tensors()])
+    run_layer_ops(layer_inputs(device))
+
+
+def layer_inputs(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, AttentionTiles]:
+    """Queries of two slots, a cache of more keys than one program takes, the slots' keys, tiles."""
+    tiles = AttentionTiles.build((1, 0), (3, 2), 16, 2).to(torch.device(device))
+    extent = torch.tensor([2, 600], device=device)
+    return torch.zeros(16, 2, 8, device=device), torch.zeros(2, 1, 640, 8, device=device), extent, tiles
+
+
+def run_layer_ops(given: tuple[Tensor, Tensor, Tensor, AttentionTiles]) -> None:
+    q, cache, extent, tiles = given
+    rows = q.flatten(1)
+    table = rows[:, :4]
+    q = norm_rope(q, cache[0, 0, 0], table, table, 1e-6)
+    bad, position = torch.zeros_like(cache[:, 0, :, 0], dtype=torch.bool), torch.zeros_like(rows[:, 0]).long()
+    block_attention(q, cache, cache, bad, tiles, position, extent, 640, causal=True)
+    swiglu(rms_norm(rows, rows[0], 1e-6))
 
 
 def test_under_the_mode(backend: Backend) -> None:
@@ -33,7 +53,9 @@ def test_under_the_mode(backend: Backend) -> None:
     seed = counting(3).to(backend.device)
     logits = torch.zeros(3, 9, device=backend.device)
     params = [t.to(backend.device) for t in Params(0.8, 2, 0.9, 0.1, [1, -1]).tensors(3) if t is not None]
+    layer = layer_inputs(backend.device)
     with torch.inference_mode(), NoHostSync():
+        run_layer_ops(layer)
         noise = gumbel_noise(seed, seed, 9)
         choose(logits, noise, *params, filtered=True)
         choose(logits, None, *params, filtered=False)

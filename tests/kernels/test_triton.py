@@ -17,7 +17,12 @@ from tests.kernels.conftest import device_of
 pytest.importorskip("triton")
 
 SHARED_MEMORY = 99 * 1024  # bytes a block may have on every listed architecture
-KERNELS = {"noise_kernel", "row_stats", "row_cuts", "row_scores", "row_ids", "accept_commit_kernel"}
+KERNELS = {
+    "noise_kernel", "row_stats", "row_cuts", "row_scores", "row_ids", "accept_commit_kernel", "attend_kernel",
+    "combine_kernel", "rms_norm_kernel", "norm_rope_kernel", "swiglu_kernel",
+}  # fmt: skip
+# 16-bit products of 64 rows are those of whole warp groups; three of tf32 make one of float32.
+WIDE = {80: ["mma.sync"], 90: ["wgmma.mma_async"], 100: ["tcgen05.mma"]}
 
 
 def test_kernels_compile_ahead_of_time() -> None:
@@ -31,6 +36,10 @@ def test_kernels_compile_ahead_of_time() -> None:
     for report in reports:
         assert report["spills"] == 0, report
         assert report["shared"] <= SHARED_MEMORY, report
+        expected = []
+        if report["kernel"] == "attend_kernel":
+            expected = ["mma.sync"] if report["constants"]["PRODUCT"] == "fp32" else WIDE[report["arch"]]
+        assert report["multiplies"] == expected, report
 
 
 def test_offsets_pass_two_to_the_31() -> None:

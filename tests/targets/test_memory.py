@@ -12,6 +12,7 @@ from blockpilot.targets import checkpoint as checkpoint_module
 from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.cpp_target import CppTarget, packed_bytes
 from blockpilot.targets.torch_target import TorchTarget
+from blockpilot_kernels.dispatch import forced
 from tests.engine.pair import tiny_folder
 
 
@@ -40,6 +41,16 @@ def test_the_reference_holds_no_more_than_it_says():
         + target.cache.v.nbytes
     )
     assert held <= TorchTarget.memory_bytes(checkpoint.config, 4, 128, torch.float32)
+
+
+def test_a_kernel_that_needs_less_for_long_contexts_is_believed():
+    pytest.importorskip("triton")
+    config = load_checkpoint(tiny_folder()).config
+    sizes = {}
+    for backend in ("reference", "triton"):
+        with forced(backend):
+            sizes[backend] = TorchTarget.memory_bytes(config, 4, 2**20, torch.float32)
+    assert sizes["triton"] < sizes["reference"] / 4
 
 
 def test_no_weight_is_read_when_they_would_not_fit(monkeypatch):

@@ -18,7 +18,9 @@ from functools import cache
 from torch import Tensor
 
 BACKENDS = ("reference", "cpp", "triton")
-OPS = ("gumbel_noise", "choose", "accept_commit")
+INSIDE_CPP_PASS = ("block_attention", "norm_rope")
+"""Ops that the C++ extension has only within its passes over a whole model: called alone, they are PyTorch's."""
+OPS = ("gumbel_noise", "choose", "accept_commit", *INSIDE_CPP_PASS)
 ENVIRONMENT = "BLOCKPILOT_BACKEND"
 
 calls: Counter[tuple[str, str]] = Counter()
@@ -38,6 +40,8 @@ def backend_for(op: str, tensor: Tensor) -> str:
     backend, _, warning = _current(tensor.device.type)
     if warning:
         _report(warning)
+    if backend == "cpp" and op in INSIDE_CPP_PASS:
+        backend = "reference"
     calls[op, backend] += 1
     return backend
 
@@ -55,7 +59,11 @@ def count(op: str, backend: str) -> None:
 def explain(device: str = "cpu") -> list[dict[str, str]]:
     """For every op the backend that runs on `device` now, and why: dicts with keys op, backend, why."""
     backend, why, _ = _current(device)
-    return [{"op": op, "backend": backend, "why": why} for op in OPS]
+    rows = [{"op": op, "backend": backend, "why": why} for op in OPS]
+    if backend == "cpp":
+        for row in rows[-len(INSIDE_CPP_PASS) :]:
+            row["why"] += "; within its passes over a whole model, and by itself in PyTorch"
+    return rows
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from blockpilot.targets import Target
 from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels import choose
-from blockpilot_kernels.norm_rope import apply_rope, rms_norm
+from blockpilot_kernels.norm_rope import norm_rope, rms_norm
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
 DRAFT_TEMPERATURE = 1.0
@@ -245,7 +245,7 @@ class DFlashDrafter:
         cos, sin = self._cos[position], self._sin[position]
         for i, layer in enumerate(self.layers):
             assert layer.k_norm is not None  # part of the format, checked on load
-            k = apply_rope(rms_norm(kv[:, i, 0], layer.k_norm, m.rms_norm_eps), cos, sin)
+            k = norm_rope(kv[:, i, 0], layer.k_norm, cos, sin, m.rms_norm_eps)
             self.cache.write(i, to, k, kv[:, i, 1])
 
     def _denoise(self, state: State, plan: StepPlan) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blockpilot.rows import KVCache, Rows
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
-from blockpilot_kernels.norm_rope import apply_rope, rms_norm, swiglu
+from blockpilot_kernels.norm_rope import norm_rope, rms_norm, swiglu
 from blockpilot_kernels.tiled_linear import PackedLinear
 
 
@@ -94,7 +94,8 @@ class DecoderLayer:
         s = self.shape
         qkv = self.qkv(rms_norm(x, self.input_norm, s.eps)).view(len(x), -1, s.head_dim)
         q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], 1)
-        q, k = self._rotate(q, self.q_norm, step), self._rotate(k, self.k_norm, step)
+        q = norm_rope(q, self.q_norm, step.cos, step.sin, s.eps)
+        k = norm_rope(k, self.k_norm, step.cos, step.sin, s.eps)
         cache.write(layer, step.to, k, v)
         attended = block_attention(
             q,
@@ -111,8 +112,3 @@ class DecoderLayer:
         )
         x = x + self.out(attended)
         return x + self.down(swiglu(self.gate_up(rms_norm(x, self.post_norm, s.eps))))
-
-    def _rotate(self, x: Tensor, norm: Tensor | None, step: Pass) -> Tensor:
-        if norm is not None:
-            x = rms_norm(x, norm, self.shape.eps)
-        return apply_rope(x, step.cos, step.sin)

@@ -12,6 +12,7 @@ from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
 from blockpilot.targets.rope import rope_tables
+from blockpilot_kernels.block_attention import scratch_bytes
 from blockpilot_kernels.norm_rope import rms_norm
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
@@ -84,8 +85,10 @@ class TorchTarget:
         self.forwards = 0
 
     @staticmethod
-    def memory_bytes(config: ModelConfig, max_requests: int, capacity: int, dtype: torch.dtype) -> int:
-        """Bytes of weights, KV cache and the largest activations."""
+    def memory_bytes(
+        config: ModelConfig, max_requests: int, capacity: int, dtype: torch.dtype, device: str = "cpu"
+    ) -> int:
+        """Bytes of weights, KV cache and the largest activations on that type of device."""
         c = config
         attention = c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)
         per_layer = attention + 3 * c.hidden_size * c.intermediate_size
@@ -94,8 +97,7 @@ class TorchTarget:
         kv = (c.num_layers, max_requests, c.num_kv_heads, capacity, c.head_dim, dtype)
         groups = c.num_heads // c.num_kv_heads
         tiles = max(PREFILL_ROWS * groups // TILE, max_requests * -(-WIDEST_BLOCK * groups // TILE))
-        # Attention holds a tile's keys and values twice in fp32 while it masks them, and its scores three times.
-        attention_scratch = 4 * tiles * c.num_kv_heads * capacity * (4 * c.head_dim + 3 * TILE)
+        attention_scratch = scratch_bytes(tiles, c.num_kv_heads, c.head_dim, capacity, device)
         # Logits, noise and two temporaries of a filter.
         logits = 4 * 4 * c.vocab_size * max(TILE, max_requests * WIDEST_BLOCK)
         return weights + KVCache.bytes_needed(*kv) + attention_scratch + logits

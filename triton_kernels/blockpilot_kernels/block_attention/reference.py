@@ -16,6 +16,7 @@ from torch import Tensor
 from blockpilot_kernels.tiled_linear.reference import TILE
 
 KV_CHUNK = 64
+SPAN = 64  # queries of one program of the Triton kernel
 ENTRIES = 8  # with places of their own, taken at once: their keys and values are copied for each
 
 
@@ -29,6 +30,7 @@ class AttentionTiles:
         gather: [T, 16] index into the N·G (row, head-in-group) queries; N·G marks padding.
         row: [T, 16] packed row of each query; N marks padding.
         scatter: [N·G] flat tile position of each query; T·16 where a packed row is padding.
+        spans: [P, 3] int32, the same queries in pieces of at most 64: slot, first query, number of queries.
     """
 
     slots: Tensor
@@ -36,22 +38,26 @@ class AttentionTiles:
     gather: Tensor
     row: Tensor
     scatter: Tensor
+    spans: Tensor
 
     def parts(self, entries: int) -> list[AttentionTiles]:
-        """The same in parts of that many `slots`, which have equally many tiles; `scatter` stays the whole's."""
+        """The same in parts of that many `slots`, which have equally many tiles.
+
+        `scatter` and `spans` stay the whole's.
+        """
         each = len(self.slot_index) // len(self.slots)
         found = []
         for at in range(0, len(self.slots), entries):
             tiles = slice(at * each, (at + entries) * each)
             index = self.slot_index[tiles] - at
-            part = (self.slots[at : at + entries], index, self.gather[tiles], self.row[tiles], self.scatter)
-            found.append(AttentionTiles(*part))
+            part = (self.slots[at : at + entries], index, self.gather[tiles], self.row[tiles])
+            found.append(AttentionTiles(*part, self.scatter, self.spans))
         return found
 
     @classmethod
     def build(cls, slots: Sequence[int], counts: Sequence[int], padded: int, groups: int) -> AttentionTiles:
         """Tiles for `counts[i]` consecutive packed rows of `slots[i]`, `padded` packed rows in all."""
-        tile_slot, gather = [], []
+        tile_slot, gather, spans = [], [], []
         start = 0
         for i, count in enumerate(counts):
             queries = list(range(start * groups, (start + count) * groups))
@@ -59,11 +65,15 @@ class AttentionTiles:
                 tile = queries[t : t + TILE]
                 tile_slot.append(i)
                 gather.append(tile + [padded * groups] * (TILE - len(tile)))
+            spans += [[slots[i], t, min(SPAN, queries[-1] + 1 - t)] for t in queries[::SPAN]]
             start += count
-        index = torch.tensor(gather)
+        index = torch.tensor(gather, dtype=torch.long).view(-1, TILE)
         scatter = torch.full((padded * groups + 1,), index.numel())
         scatter[index.flatten()] = torch.arange(index.numel())
-        return cls(torch.tensor(slots), torch.tensor(tile_slot), index, index // groups, scatter[:-1].clone())
+        pieces = torch.tensor(spans, dtype=torch.int32).view(-1, 3)
+        row, back = index // groups, scatter[:-1].clone()
+        entries, entry = (torch.tensor(t, dtype=torch.long) for t in (slots, tile_slot))
+        return cls(entries, entry, index, row, back, pieces)
 
     def to(self, device: torch.device) -> AttentionTiles:
         """The same tiles on `device`."""
@@ -84,25 +94,7 @@ def block_attention(
     window: int | None = None,
     places: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q·Kᵀ/√D)·V for packed query rows over their slots' cached keys.
-
-    Args:
-        q: [N, Hq, D] float32, N a multiple of 16.
-        k_cache, v_cache: [S, Hkv, C, D], C a multiple of 64; unwritten entries may hold anything, NaN included.
-        bad: [S, C] bool, True where a written key or value is not finite: a row that sees it becomes NaN.
-        tiles: see `AttentionTiles`.
-        position: [N] absolute position of each row.
-        extent: [S] keys written per slot; only positions < extent exist.
-        bound: multiple of 64, at least the largest extent among the slots.
-        causal: keys at positions ≤ the row's; otherwise every key of the slot.
-        window: sliding window length; |position − key| < window.
-        places: [n_slots, bound] int64, where the key of each position lies for the rows of an entry of
-            `tiles.slots`; None: at the place of its number. A row of a tree is an entry of its own: the keys it sees
-            are summed as though they lay side by side.
-
-    Returns:
-        [N, Hq·D] float32; rows that are padding are 0.
-    """
+    """See `blockpilot_kernels.block_attention.block_attention`."""
     n, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     parts: Iterable[tuple[AttentionTiles, Tensor | None]] = [(tiles, None)]
