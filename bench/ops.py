@@ -18,6 +18,8 @@ from torch import Tensor
 
 from blockpilot.cli.console import number, table
 from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
+from blockpilot_kernels.block_attention import AttentionTiles, block_attention
+from blockpilot_kernels.norm_rope import norm_rope
 
 VOCAB = 49152
 TOLERANCE = 1e-5
@@ -92,11 +94,40 @@ def _accept(slots: int, width: int) -> Case:
     return Case("accept_commit", f"{slots} slots, width {width}", make)
 
 
+def _attention(count: int, keys: int) -> Case:
+    """A verified block of one request, with SmolLM2's heads."""
+
+    def make(device: str) -> Call:
+        generator = torch.Generator().manual_seed(count)
+        q, k, v = (
+            torch.randn(shape, generator=generator).to(device)
+            for shape in ((16, 9, 64), (1, 3, keys, 64), (1, 3, keys, 64))
+        )
+        bad = torch.zeros(1, keys, dtype=torch.bool, device=device)
+        tiles = AttentionTiles.build((0,), (count,), 16, 3).to(torch.device(device))
+        position = torch.arange(16, device=device) + keys - 16
+        extent = _full(1, keys, torch.int64, device)
+        return partial(block_attention, q, k, v, bad, tiles, position, extent, keys, causal=True)
+
+    return Case("block_attention", f"{count} rows, {keys} keys", make)
+
+
+def _norm_rope(rows: int) -> Case:
+    def make(device: str) -> Call:
+        x = torch.randn(rows, 12, 64, generator=torch.Generator().manual_seed(rows)).to(device)
+        angle = torch.arange(rows, device=device)[:, None] * torch.ones(32, device=device)
+        return partial(norm_rope, x, torch.ones(64, device=device), angle.cos(), angle.sin(), 1e-5)
+
+    return Case("norm_rope", f"{rows}x12x64", make)
+
+
 CASES = (
     _noise(philox, "philox", 16),
     *(_noise(gumbel_noise, "gumbel_noise", rows) for rows in (1, 16)),
     *(_choose(rows, kind) for kind in ("greedy", "sampled", "filtered") for rows in (1, 16)),
     *(_accept(slots, 8) for slots in (1, 8)),
+    *(_attention(count, 512) for count in (1, 8)),
+    _norm_rope(16),
 )
 
 
@@ -124,6 +155,8 @@ def _measure(case: Case, device: str, backends: list[str], seconds: float) -> li
     with dispatch.forced("reference"):
         expected = call().clone()
     for backend in backends:
+        if backend == "cpp" and case.op in dispatch.INSIDE_CPP_PASS:
+            continue
         with dispatch.forced(backend):
             matches = _equal(call(), expected)
             times = _times(call, device, seconds)

@@ -48,7 +48,7 @@ def find_device(name: str) -> Device:
     """
     words = set(re.split(r"[^A-Z0-9]+", name.upper()))
     for device in DEVICES:
-        reported = words.issuperset(device.words) and "LAPTOP" not in words
+        reported = words.issuperset(device.words) and not words & {"LAPTOP", "MIG"}
         if name.upper() == device.name.upper() or reported:
             return device
     raise ValueError(f"GPU: expected one of {', '.join(d.name for d in DEVICES)}, got {name!r}")

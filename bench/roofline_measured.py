@@ -87,7 +87,7 @@ def compare(step: Step, settings: Settings) -> dict[str, Any]:
 def _load(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected a readable JSON file, got {error}") from error
     try:
         found = list(_reports(content, {}))
@@ -169,7 +169,7 @@ def _model(around: dict[str, Any], models: Sequence[str] | None) -> Model:
 def _where(model: Model, around: dict[str, Any], beside: Sequence[dict[str, Any]]) -> tuple[Device, Sizes]:
     hardware = _hardware(around)
     on_cpu = around.get("device") == "cpu" or around.get("gpu") == "cpu"
-    gpu = around.get("gpu") or next(iter(hardware.get("cuda") or ()), None)
+    gpu = around.get("gpu") or next(iter(hardware["cuda"]), None)
     if not on_cpu:
         if gpu is None:
             raise ValueError("gpu: expected its name, or a CUDA device in hardware, got neither")
@@ -186,7 +186,10 @@ def _hardware(around: dict[str, Any]) -> dict[str, Any]:
     found = around.get("hardware", {})
     if not isinstance(found, dict):
         raise ValueError(f"hardware: expected an object, got {found!r}")
-    return found
+    cuda = found.get("cuda") or []
+    if not isinstance(cuda, list):
+        raise ValueError(f"hardware.cuda: expected a list of names, got {cuda!r}")
+    return found | {"cuda": cuda}
 
 
 def _read_speed(
@@ -216,13 +219,13 @@ def _sizes(around: dict[str, Any]) -> Sizes:
     if weights == "dense":
         value = _dtype_bytes(around)
         return Sizes(value, value, value)
-    if weights not in WEIGHTS:
+    if not isinstance(weights, str) or weights not in WEIGHTS:
         raise ValueError(f"weights: expected dense, {', '.join(WEIGHTS)}, got {weights!r}")
     return WEIGHTS[weights]
 
 
 def _dtype_bytes(around: dict[str, Any]) -> int:
     dtype = around.get("dtype")
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
     return DTYPE_BYTES[dtype]

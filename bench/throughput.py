@@ -2,8 +2,9 @@
 
 Every request has a prompt of the same length and one row in each step; the first step, which prefills, is not
 counted. Beside a step stand a pass over as many rows of one request, as verification of a block makes it, its products
-alone, and the floor: the time to read the packed weights once at the bandwidth that this machine shows when it
-reads a large buffer. Answers must not depend on how many requests there are.
+alone, and the floor: the time to read the packed weights once at the bandwidth that this machine shows when torch
+sums a large buffer. A pass may come below it where weights stay in a cache between passes, or where torch reads
+more slowly than the decoder. Answers must not depend on how many requests there are.
 """
 
 from __future__ import annotations

@@ -109,6 +109,14 @@ ENTRY = {"requests": 1, "context": 1, "width": 1, "step_ms": 1.0, "model": "Qwen
         ({**ENTRY, "gpu": "abacus"}, "GPU: expected one of H200, .*, got 'abacus'"),
         ({**ENTRY, "weights": "q3"}, "weights: expected dense, bf16, .*, got 'q3'"),
         ({**ENTRY, "weights": "dense"}, "dtype: expected one of float32, .*, got None"),
+        ({**ENTRY, "weights": ["bf16"]}, r"weights: expected dense, bf16, .*, got \['bf16'\]"),
+        ({**ENTRY, "weights": "dense", "dtype": {}}, r"dtype: expected one of float32, .*, got \{\}"),
+        ({**ENTRY, "gpu": None, "hardware": {"cuda": 5}}, "hardware.cuda: expected a list of names, got 5"),
+        (
+            {**ENTRY, "gpu": None, "hardware": {"cuda": "NVIDIA H200"}},
+            "hardware.cuda: expected a list of names, got 'NVIDIA H200'",
+        ),
+        ({**ENTRY, "gpu": "NVIDIA H200 MIG 1g.18gb"}, "GPU: expected one of H200, .*, got 'NVIDIA H200 MIG"),
         ({**ENTRY, "hardware": 3}, "hardware: expected an object, got 3"),
         ({**ENTRY, "width": "8"}, "width: expected an int >= 1, got '8'"),
         ({**ENTRY, "step_ms": 0}, "step_ms: expected a finite number > 0, got 0"),
@@ -128,6 +136,7 @@ def test_files_that_say_too_little(write, content, message):
 
 def test_files_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / "broken.json").write_text("{")
-    for name in ("broken.json", "absent.json"):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name in ("broken.json", "deep.json", "absent.json"):
         assert bench_run.main(["roofline", "--quick", "--measured", str(tmp_path / name)]) == 2
         assert "expected a readable JSON file" in capsys.readouterr().err.replace("\n", " ")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from blockpilot_kernels.block_attention import KV_CHUNK
+from blockpilot_kernels.block_attention import KV_CHUNK, AttentionTiles, block_attention
 from tests.kernels.attention import LENGTH, Sizes, assert_right, attend
 from tests.kernels.backends import Backend
 from tests.kernels.conftest import forced_backend
@@ -112,3 +112,43 @@ def test_refusals_name_what_came(op):
     with pytest.raises(ValueError, match="equal strides"):
         turned = cache[1].transpose(2, 3).contiguous().transpose(2, 3)
         attend(op, q, (cache[0], turned, cache[2]), *block, causal=True)
+
+
+@pytest.mark.parametrize("window", [2**20, 2**31 - 1, 2**40])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_longer_than_the_cache_hides_nothing(op, causal, window):
+    block = ((1, 2), (6, 3), (70, 9))
+    q, cache = SIZES.queries(9), SIZES.cache()
+    wide, none = (attend(op, q, cache, *block, causal=causal, window=w) for w in (window, None))
+    torch.testing.assert_close(wide, none, atol=1e-6, rtol=1e-6)
+    assert torch.isfinite(wide).all()
+
+
+def test_tiles_of_other_rows_or_heads_are_refused(op):
+    (k, v, bad), rows = SIZES.cache(), 16
+    q, groups = SIZES.queries(rows), SIZES.groups
+    position, extent = torch.zeros(rows, dtype=torch.long), torch.full((len(k),), 40)
+
+    def call(q: torch.Tensor, counts: int, padded: int, groups: int) -> None:
+        tiles = AttentionTiles.build((1,), (counts,), padded, groups).to(op.device)
+        given = [t.to(op.device) for t in (q, k, v, bad)]
+        block_attention(
+            *given, tiles, position[: len(q)].to(op.device), extent.to(op.device), 64, causal=True
+        )
+
+    call(q, rows, rows, groups)
+    for wrong in ((30, 32, groups), (rows, rows, 1), (rows, rows, groups + 1), (rows, 32, groups)):
+        with pytest.raises(ValueError, match=r"tiles\.scatter: expected int64 \[48\]"):
+            call(q, *wrong)
+    with pytest.raises(ValueError, match="q: expected a multiple of 16 rows, got 9"):
+        call(q[:9], 9, 9, groups)
+
+
+@pytest.mark.parametrize("bound", [128, 256])
+def test_values_of_minus_zero_sum_to_plus_zero(op, bound):
+    """A sum that begins at zero: whether its parts are combined later must not show in the sign."""
+    k, v, bad = SIZES.cache()
+    out = attend(
+        op, SIZES.queries(4), (k, torch.full_like(v, -0.0), bad), (1,), (4,), (70,), bound=bound, causal=True
+    )
+    assert torch.equal(out, torch.zeros_like(out)) and not torch.signbit(out).any()

@@ -87,6 +87,13 @@ def test_files_round_trip(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
+def test_separators_inside_strings_end_no_line(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    prompts = [{"id": "a", "family": "f", "prompt": "one\u2028two\u0085three\u2029four\x0cfive"}]
+    write_prompts(prompts, path)
+    assert read_prompts(path) == prompts
+
+
 def test_a_prompt_of_an_evaluation_set_needs_no_family(tmp_path):
     path = tmp_path / "prompts.jsonl"
     rows = [

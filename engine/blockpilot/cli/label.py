@@ -42,7 +42,11 @@ JSON_KEYS = {
 WindowOption = Annotated[str, typer.Option("--window", help="Widths to decode at, as in 1,2,3,4.")]
 PromptsOption = Annotated[
     list[Path] | None,
-    typer.Option("--prompts", help='JSONL of {"id", "family", "prompt"}; repeatable; default: generated.'),
+    typer.Option(
+        "--prompts",
+        "-p",
+        help='JSONL of {"id", "dataset" or "family", "prompt"}; repeatable; default: generated.',
+    ),
 ]
 RawLogitsOption = Annotated[
     bool, typer.Option("--raw-logits", help="Keep whole logit rows, for policies that read them.")

@@ -134,7 +134,7 @@ def _file_prompts(path: str | Path, seen: set[str]) -> list[dict[str, str]]:
 
 def _records(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other separators
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected a readable UTF-8 JSONL file, got {error}") from error
     for number, line in enumerate(lines, 1):

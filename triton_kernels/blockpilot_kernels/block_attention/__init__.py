@@ -37,11 +37,11 @@ def block_attention(
     (Flash-Decoding; FlashAttention-2, arXiv 2307.08691).
 
     Args:
-        q: [N, Hq, D] float32, N a multiple of 16.
+        q: [N, Hq, D] float32, N a multiple of 16. With a float16 cache on the triton backend, at most 65504 in size.
         k_cache, v_cache: [S, Hkv, C, D] float32, bfloat16 or float16, C a multiple of 64; unwritten entries may hold
             anything, NaN included.
         bad: [S, C] bool, True where a written key or value is not finite: a row that sees it becomes NaN.
-        tiles: see `AttentionTiles`.
+        tiles: see `AttentionTiles`; built for N rows, the heads of this group size, and slots below S.
         position: [N] int64 absolute position of each row.
         extent: [S] int64 keys written per slot; only positions < extent exist.
         bound: multiple of 64, at least the largest extent among the slots.
@@ -58,6 +58,7 @@ def block_attention(
         ValueError: wrong shape, dtype, strides or device, or `places` on the triton backend.
     """
     _validate(q, k_cache, v_cache, bad, position, extent)
+    _validate_tiles(q, k_cache.shape[1], tiles)
     _validate_keys(k_cache, bound, window)
     given = (q, k_cache, v_cache, bad, tiles, position, extent, bound)
     if dispatch.backend_for("block_attention", q) == "triton":
@@ -68,7 +69,8 @@ def block_attention(
             )
         from blockpilot_kernels.block_attention import kernel
 
-        return kernel.block_attention(*given, causal, window)
+        # Every position is below the capacity, so a longer window sees the same keys, and 32 bits hold this one.
+        return kernel.block_attention(*given, causal, window and min(window, k_cache.shape[2]))
     return reference.block_attention(*given, causal=causal, window=window, places=places)
 
 
@@ -108,6 +110,15 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, bad: Tensor, position: Tensor, ex
             f"{op}: k_cache, v_cache, bad: expected equal strides and each head's positions one after the other, got "
             f"{k.stride()}, {v.stride()} and {bad.stride()}; allocate them alike"
         )
+
+
+def _validate_tiles(q: Tensor, kv_heads: int, tiles: AttentionTiles) -> None:
+    """What was built for other rows or heads would reach beyond the operands."""
+    op, (rows, heads, _) = "block_attention", q.shape
+    if rows % TILE:
+        raise ValueError(f"{op}: q: expected a multiple of {TILE} rows, got {rows}; pad them")
+    expect(op, "tiles.scatter", tiles.scatter, torch.int64, (rows * heads // kv_heads,), q)
+    expect(op, "tiles.spans", tiles.spans, torch.int32, (len(tiles.spans), 3), q)
 
 
 def _validate_keys(k: Tensor, bound: int, window: int | None) -> None:
