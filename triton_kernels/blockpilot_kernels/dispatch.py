@@ -159,7 +159,8 @@ def _require(backend: str, device: str, interpreting: bool) -> None:
         if error is not None:
             problem = f"Triton is absent ({error}); `pip install 'blockpilot[triton]'`"
         elif device == "cpu" and not interpreting:
-            problem = "CPU tensors need Triton's interpreter, which is for tests: set TRITON_INTERPRET=1 before Python starts"
+            problem = ("CPU tensors need Triton's interpreter, which is for tests: set TRITON_INTERPRET=1 before "
+                       "Python starts")  # fmt: skip
     if problem is not None:
         raise RuntimeError(f"backend {backend!r} is forced but cannot run: {problem}")
 
