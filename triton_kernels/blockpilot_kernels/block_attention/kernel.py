@@ -189,9 +189,8 @@ class Launch:
         if not on_cuda:
             return cls(tl.float32, SPAN, 64, SPAN, {})
         options = {"num_warps": 8 if dim > 128 else 4, "num_stages": 2, "enable_fp_fusion": False}
-        if (
-            dtype == torch.float32
-        ):  # split in three for tensor cores, so that each operand takes twice its place
+        # A float32 is split in three for tensor cores, so that each operand takes twice its place.
+        if dtype == torch.float32:
             return cls(tl.float32, 16, 32, 8, {**options, "num_stages": 1})
         return cls(TYPES[dtype], SPAN, 32 if dim > 128 else 64, 8, options)
 
