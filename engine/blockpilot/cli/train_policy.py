@@ -24,7 +24,8 @@ JSON_KEYS = {
 }
 LabelsArgument = Annotated[list[Path], typer.Argument(help="Label files of one pair.")]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Policy file to write; needed but with --ablate.")
+    Path | None,
+    typer.Option("--output", "-o", help="Policy file to write; required unless --ablate is given."),
 ]
 KindOption = Annotated[Literal["compact", "full"], typer.Option("--kind", help="Size of the predictor.")]
 InputKindOption = Annotated[

@@ -155,7 +155,7 @@ def _read(path: Path, key: PackedKey) -> Packed:
         if 8 + length + stop != size or (8 + length) % _PAGE or stop % 8 or stop == 0:
             raise ValueError(f"expected {stop} bytes behind a header of {length}, found a file of {size}")
         if source != key.source:
-            raise ValueError("it was made from files of another size or time")
+            raise ValueError("the cached file was made from files of another size or time")
         # Private: written to by nobody, and if it were, not to the file.
         blob = torch.from_numpy(np.memmap(file, np.uint8, "c", 8 + length, (stop,)))
     if seal != _seal(key, words, blob):

@@ -124,7 +124,7 @@ def _signed(value: Interval, digits: int = 4) -> str:
 def _facts(section: Section) -> str:
     block = section.block_size_best
     widths = ", ".join(f"{w}: {n} picked / {section.best_widths[w]} best" for w, n in section.picks.items())
-    at_block = "" if block is None else f"no width beats the drafter block for {block:.1%}; "
+    at_block = "" if block is None else f"for {block:.1%} of prompts no width beats the drafter's block; "
     return (
         f"best width chosen for {section.accuracy:.1%} of prompts, the lowest counting on a tie "
         f"(shuffled control {section.control_accuracy:.1%}); "
