@@ -181,10 +181,15 @@ def commit_choices(state: State) -> None:
 
 def read_commit(state: State, plan: StepPlan) -> list[Report]:
     """What the last commit did, slot by slot: the one read of device values, between steps."""
+    return _reports(committed(state, plan))
+
+
+def committed(state: State, plan: StepPlan) -> list[int]:
+    """What the last commit did: of each slot count, accepted, effective, finish and `count` ids, on the host."""
     s = state
     numbers = torch.stack([s.count, s.accepted, s.effective, s.finish], 1)
     rows = torch.cat([numbers, s.choice], 1).tolist()  # what was committed is the first `count` choices
-    return _reports([x for slot in plan.slots for x in rows[slot][: 4 + rows[slot][0]]])
+    return [x for slot in plan.slots for x in rows[slot][: 4 + rows[slot][0]]]
 
 
 def _reports(numbers: list[int]) -> list[Report]:

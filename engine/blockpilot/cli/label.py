@@ -126,6 +126,6 @@ def _label(engine: Engine, prompts: list[dict[str, Any]], **options: Any) -> Any
     from blockpilot.training.labels import label_prompts
 
     def factory(policy: BlockPolicy) -> LLM:
-        return engine.open(max_requests=min(options["batch"], 8), policy=policy)
+        return engine.open(max_requests=min(options["batch"], 16), policy=policy)
 
     return label_prompts(factory, prompts, **options, progress=True)

@@ -130,6 +130,8 @@ class _Reader:
 class Listener(RecordingTarget):
     """A target that answers, and keeps what is heard of every answer besides its ids."""
 
+    verify_commit = None  # what is heard are logits, which that call does not hand out
+
     def __init__(self, target: Target, room: int) -> None:
         super().__init__(target, room)
         self._said: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}

@@ -194,7 +194,7 @@ def _decode(
                 max_new_tokens=run.max_new_tokens,
                 temperature=run.temperature,
                 seed=_seed(run.seed, p["id"]),
-                logprobs=0 if first else None,
+                logprobs=0 if first and not run.replay else None,
                 width=None if first else width,
             )
             for p in chunk

@@ -7,20 +7,23 @@ what is counted is what real decoding would count, at the cost of drafting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
+from blockpilot.state import State
+from blockpilot.step import begin_block, commit_choices, committed, put_choices
 
 if TYPE_CHECKING:
     from blockpilot.llm import LLM
     from blockpilot.targets import Target
 
-CERTAIN = 1e30  # a finite logit that neither a temperature nor noise can outweigh
+VerifyCommit = Callable[[State, StepPlan, Tensor | None], tuple[Tensor, list[int]]]
 
 
 class Answer:
@@ -39,8 +42,6 @@ class Answer:
 
 class _Stand:
     """A target that passes on to another whatever it does not do itself."""
-
-    verify_commit = None  # what it keeps or replaces are logits
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -66,6 +67,11 @@ class RecordingTarget(_Stand):
         self.answers: list[Answer] = []
         self._room = room
 
+    @property
+    def verify_commit(self) -> VerifyCommit | None:
+        """As of the target: it too may verify and commit in one call."""
+        return None if self._target.verify_commit is None else self._verify_commit
+
     def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:
         logits, features = self._target.prefill(slot, prompt)
         self._at[slot] = Answer(prompt, logits, features, self._room)
@@ -76,10 +82,20 @@ class RecordingTarget(_Stand):
         self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
     ) -> tuple[Tensor, Tensor]:
         logits, features = self._target.verify(rows, tokens, position, exists, extent, bound)
+        self._keep(rows, position, features)
+        return logits, features
+
+    def _verify_commit(self, state: State, plan: StepPlan, noise: Tensor | None) -> tuple[Tensor, list[int]]:
+        assert self._target.verify_commit is not None
+        position = _positions(state, plan.rows)
+        features, report = self._target.verify_commit(state, plan, noise)
+        self._keep(plan.rows, position, features)
+        return features, report
+
+    def _keep(self, rows: Rows, position: Tensor, features: Tensor) -> None:
         for answer, span, first in self._spans(rows, position):
             count = min(span.stop - span.start, len(answer.features) - first)
             answer.features[first : first + count] = features[span.start : span.start + count]
-        return logits, features
 
 
 class ReplayTarget(_Stand):
@@ -95,19 +111,24 @@ class ReplayTarget(_Stand):
             raise RuntimeError("replay: requests came in another order than they were recorded in")
         return answer.logits, answer.features[: len(prompt)]
 
-    def verify(
-        self, rows: Rows, tokens: Tensor, position: Tensor, exists: Tensor, extent: Tensor, bound: int
-    ) -> tuple[Tensor, Tensor]:
+    def verify_commit(self, state: State, plan: StepPlan, noise: Tensor | None) -> tuple[Tensor, list[int]]:
         """Beyond the end of an answer it repeats the last id: no step commits that far."""
-        some = next(iter(self._at.values()))
-        logits = some.logits.new_zeros(rows.padded, len(some.logits))
+        begin_block(state)
+        some, rows = next(iter(self._at.values())), plan.rows
+        ids = rows.slot.new_zeros(rows.padded)
         features = some.features.new_zeros(rows.padded, some.features.shape[1])
-        for answer, span, first in self._spans(rows, position):
-            at = torch.arange(first, first + span.stop - span.start, device=position.device)
-            chosen = answer.tokens[(at + 1).clamp_max(len(answer.tokens) - 1)]
-            logits[span].scatter_(1, chosen[:, None], CERTAIN)
+        for answer, span, first in self._spans(rows, _positions(state, rows)):
+            at = torch.arange(first, first + span.stop - span.start, device=ids.device)
+            ids[span] = answer.tokens[(at + 1).clamp_max(len(answer.tokens) - 1)]
             features[span] = answer.features[at.clamp_max(len(answer.features) - 1)]
-        return logits, features
+        put_choices(state, plan, ids, torch.ones_like(ids, dtype=torch.bool))
+        commit_choices(state)
+        return features, committed(state, plan)
+
+
+def _positions(state: State, rows: Rows) -> Tensor:
+    """[N] position of each packed row's token before a step."""
+    return state.length[rows.slot] - 1 + rows.column
 
 
 @contextmanager
