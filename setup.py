@@ -34,6 +34,7 @@ SOURCES = [
     "csrc/cpu/choose.cpp",
     "csrc/cpu/accept_commit.cpp",
     "csrc/cpu/draft_tree.cpp",
+    "csrc/cpu/prompt_lookup.cpp",
     "csrc/cpu/rows_default.cpp",
     "csrc/cpu/pool.cpp",
     "csrc/cpu/model.cpp",

@@ -18,7 +18,7 @@ def run(quick: bool) -> dict[str, Any]:
     config = json.loads((bundled.drafter_path() / "config.json").read_text(encoding="utf-8"))
     widths = range(2, config["block_size"] + 1)
     arms = [measure.POLICY, *(measure.Arm(f"width {width}", width) for width in widths)]
-    engine = Engine.resolve(BUNDLED_TARGET, "bundled", "bundled")
+    engine = Engine.resolve(BUNDLED_TARGET, None, None)
     params = sampling_params(max_new_tokens=32 if quick else 128, seed=0)
     report = compare(engine, load_prompts((), limit=1 if quick else None), params, arms)
     return {"ok": report["identical"] and not report["errors"], **report}

@@ -32,7 +32,7 @@ import torch
 from blockpilot import LLM, SamplingParams
 {_PEAK}
 before = time.perf_counter()
-llm = LLM("smollm2", drafter="bundled", policy="predictor", max_requests=1, max_length=int(sys.argv[1]))
+llm = LLM("smollm2", drafter="bundled+lookup", policy="predictor", max_requests=1, max_length=int(sys.argv[1]))
 loaded = time.perf_counter()
 stream = iter(llm.stream("Why is the sky blue?", SamplingParams(max_new_tokens=int(sys.argv[2]), ignore_eos=True)))
 text = next(stream)
@@ -41,7 +41,7 @@ text += "".join(stream)
 caches = [t for x in (llm.target, llm.drafter) for t in (x.cache.k, x.cache.v)]
 print(json.dumps({{
     "peak": peak(),
-    "weights": len(llm.target.blob) + len(llm.drafter._weights[0]),
+    "weights": len(llm.target.blob) + len(llm.drafter.drafter._weights[0]),
     "kv": sum(t.nbytes for t in caches),
     "load_s": loaded - before,
     "first_token": first,

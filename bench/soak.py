@@ -81,7 +81,9 @@ def run(
 
 def open_engine() -> LLM:
     """The bundled pair and policy."""
-    return LLM("smollm2", drafter="bundled", policy="bundled", max_requests=REQUESTS, max_length=MAX_LENGTH)
+    return LLM(
+        "smollm2", drafter="bundled+lookup", policy="bundled", max_requests=REQUESTS, max_length=MAX_LENGTH
+    )
 
 
 def resident_mb() -> float:

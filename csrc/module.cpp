@@ -26,6 +26,7 @@ TORCH_LIBRARY(blockpilot, m) {
       "decoder_forward(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor tokens, Tensor slot, Tensor position, Tensor exists, Tensor extent, "
       "int[] feature_layers, Tensor head_rows, Tensor? path=None) -> (Tensor, Tensor)");
+  m.def("prompt_lookup(Tensor known, Tensor length, Tensor drafts, int shortest, int longest) -> Tensor");
   m.def("largest(Tensor scores, int count) -> Tensor");
   m.def("move_places(Tensor(a!) keys, Tensor(b!) values, Tensor slot, Tensor from, Tensor to) -> ()");
   const std::string pass =

@@ -107,7 +107,9 @@ def resolve_drafter(
     if source is None:
         return None
     if not isinstance(source, (str, Path)) and not hasattr(source, "feature_layers"):
-        raise ValueError(f"drafter: expected 'bundled', a folder, a hub id or a Drafter, got {source!r}")
+        raise ValueError(
+            f"drafter: expected 'bundled', 'lookup', a folder, a hub id or a Drafter, got {source!r}"
+        )
     drafter = load_drafter(source, target, slots, temperature) if isinstance(source, (str, Path)) else source
     drafter.attach(target, slots)
     target.use_features(drafter.feature_layers)

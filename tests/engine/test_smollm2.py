@@ -24,7 +24,9 @@ def test_a_dozen_prompts_equal_plain_decoding(dtype):
     assert len(asked) == 12
     each = [replace(MODES[i % 2], seed=i) for i in range(len(asked))]
     plain = LLM("smollm2", dtype=dtype, max_length=256, max_requests=4).generate(asked, each)
-    llm = LLM("smollm2", drafter="bundled", policy="predictor", dtype=dtype, max_length=256, max_requests=6)
+    llm = LLM(
+        "smollm2", drafter="bundled+lookup", policy="predictor", dtype=dtype, max_length=256, max_requests=6
+    )
     wide = [replace(p, width=WIDTHS[i % 6] if i >= 6 else None) for i, p in enumerate(each)]
     outputs = llm.generate(asked, wide)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]

@@ -67,7 +67,7 @@ def run(
 
     Exit code 1 if any answer differs.
     """
-    engine = Engine.resolve(BUNDLED_TARGET, "bundled", policy, dtype=dtype, weights=weights, threads=threads)
+    engine = Engine.resolve(BUNDLED_TARGET, None, policy, dtype=dtype, weights=weights, threads=threads)
     params = sampling_params(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     prompts = [prompt for prompt in load_prompts(()) if prompt.id in SHOWN]
     note("loading SmolLM2-135M-Instruct, the bundled drafter and the policy")

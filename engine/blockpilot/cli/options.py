@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blockpilot.policies import BlockPolicy
 
 BUNDLED_TARGET = "smollm2"
-
+BUNDLED_DRAFTER = "bundled+lookup"  # the one that the bundled policy is for
 
 TargetOption = Annotated[
     str,
@@ -26,7 +26,9 @@ TargetOption = Annotated[
 DrafterOption = Annotated[
     str | None,
     typer.Option(
-        "--drafter", help="bundled, none, a folder or a hub id; default: bundled for smollm2, none otherwise."
+        "--drafter",
+        help="bundled, a folder or a hub id, with +lookup behind it to copy what repeats; lookup alone, or none; "
+        "default: bundled+lookup for smollm2, none otherwise.",
     ),
 ]
 PolicyOption = Annotated[
@@ -35,7 +37,7 @@ PolicyOption = Annotated[
         "--policy",
         help="bundled, predictor (the one that ships), fixed:N, a policy file, or none for the drafter's own "
         "block size; "
-        "default: bundled with the bundled drafter, none otherwise.",
+        "default: bundled with bundled+lookup, none otherwise.",
     ),
 ]
 DType = Literal["float32", "bfloat16"]
@@ -76,7 +78,7 @@ class Engine:
     """What a command opens: names as the user wrote them, defaults applied.
 
     Attributes:
-        drafter: "bundled", a folder, a hub id, or None for plain decoding.
+        drafter: as `LLM` takes it, None for plain decoding.
         policy: "bundled", "predictor", a policy file, a fixed width, or None for the drafter's block size.
     """
 
@@ -92,8 +94,8 @@ class Engine:
     @classmethod
     def resolve(cls, target: str, drafter: str | None, policy: str | None, **rest: Any) -> Engine:
         """Apply the defaults and refuse an unknown policy; the engine refuses unknown models."""
-        drafter = drafter or ("bundled" if target == BUNDLED_TARGET else "none")
-        policy = policy or ("bundled" if drafter == "bundled" else "none")
+        drafter = drafter or (BUNDLED_DRAFTER if target == BUNDLED_TARGET else "none")
+        policy = policy or ("bundled" if drafter == BUNDLED_DRAFTER else "none")
         return cls(target, None if drafter == "none" else drafter, parse_policy(policy), **rest)
 
     def open(self, max_requests: int = 1, policy: BlockPolicy | None = None) -> LLM:

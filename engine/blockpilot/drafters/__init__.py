@@ -66,14 +66,21 @@ class Drafter(Protocol):
 def load_drafter(
     source: str | Path, target: Target, max_requests: int, draft_temperature: float | None = None
 ) -> Drafter:
-    """Load a drafter for `target`: "bundled", a folder in z-lab's DFlash format, or a hub id.
+    """Load a drafter for `target`: "bundled", a folder in z-lab's DFlash format or a hub id, any of them followed by
+    "+lookup" for `WithLookup`; or "lookup" for `PromptLookup`.
 
     Raises:
         ValueError: unknown format, corrupt files, or a drafter made for another target.
     """
     from blockpilot.drafters.dflash import DFlashDrafter
     from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
+    from blockpilot.drafters.lookup import SUFFIX, PromptLookup, WithLookup
     from blockpilot.targets.cpp_target import CppTarget
 
+    name = str(source)
+    if name == PromptLookup.kind:
+        return PromptLookup()
+    if name.endswith(SUFFIX):
+        return WithLookup(load_drafter(name.removesuffix(SUFFIX), target, max_requests, draft_temperature))
     kind = CppDFlashDrafter if isinstance(target, CppTarget) else DFlashDrafter
     return kind.load(source, target, max_requests, draft_temperature)
