@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockpilot_kernels.block_attention import KV_CHUNK, AttentionTiles
+from blockpilot_kernels.kv_compact import kv_compact
 from blockpilot_kernels.tiled_linear import TILE
 
 
@@ -41,8 +42,7 @@ class Rows:
         self.column = torch.tensor(column + [0] * pad, device=device)
         self.every = torch.arange(self.padded, device=device)
         self.starts = tuple(sum(counts[:i]) for i in range(len(counts)))
-        self._tiles: dict[int, AttentionTiles] = {}
-        self._single: dict[int, AttentionTiles] = {}
+        self._tiles: dict[tuple[int, bool], AttentionTiles] = {}
         self._places: dict[int, Tensor] = {}
 
     def places(self, width: int) -> Tensor:
@@ -51,20 +51,12 @@ class Rows:
             self._places[width] = self.slot * width + self.column
         return self._places[width]
 
-    def tiles(self, groups: int) -> AttentionTiles:
-        """Attention tiles for `groups` query heads per KV head."""
-        if groups not in self._tiles:
-            built = AttentionTiles.build(self.slots, self.counts, self.padded, groups)
-            self._tiles[groups] = built.to(self.device)
-        return self._tiles[groups]
-
-    def single_tiles(self, groups: int) -> AttentionTiles:
-        """The same with tiles of one row each, which is an entry of its own in `slots`."""
-        if groups not in self._single:
-            slots = [s for s, c in zip(self.slots, self.counts, strict=True) for _ in range(c)]
-            built = AttentionTiles.build(slots, [1] * self.total, self.padded, groups)
-            self._single[groups] = built.to(self.device)
-        return self._single[groups]
+    def tiles(self, groups: int, *, apart: bool = False) -> AttentionTiles:
+        """Attention tiles for `groups` query heads per KV head; apart: for trees, of one row each."""
+        if (groups, apart) not in self._tiles:
+            built = AttentionTiles.build(self.slots, self.counts, self.padded, groups, apart=apart)
+            self._tiles[groups, apart] = built.to(self.device)
+        return self._tiles[groups, apart]
 
 
 @lru_cache(maxsize=512)
@@ -130,7 +122,6 @@ class KVCache:
         finite = torch.isfinite(k).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
         self.bad[layer].view(-1).index_copy_(0, to[1], ~finite)
 
-    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
-        """Copy what place `before` [N] of `slot` [N] holds to place `after`; every source is read first."""
-        for held in (self.k.transpose(2, 3), self.v.transpose(2, 3), self.bad):
-            held[:, slot, after] = held[:, slot, before]
+    def compact(self, begin: Tensor, source: Tensor, count: Tensor) -> None:
+        """See `Target.compact`."""
+        kv_compact(self.k, self.v, self.bad, begin, source, count)

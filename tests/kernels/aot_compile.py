@@ -22,19 +22,27 @@ from blockpilot_kernels.accept_commit import kernel as accept
 from blockpilot_kernels.block_attention import kernel as attention
 from blockpilot_kernels.choose import filters
 from blockpilot_kernels.choose import kernel as choose
+from blockpilot_kernels.draft_tree import kernel as tree
 from blockpilot_kernels.gumbel_noise import kernel as noise
+from blockpilot_kernels.kv_compact import kernel as compact
 from blockpilot_kernels.norm_rope import kernel as glue
 
 ARCHITECTURES = (80, 90, 100)
 F32, I64, I32, I8 = "*fp32", "*i64", "*i32", "*i8"
 STRIDE = "i32, a multiple of 16"  # which a launch sees and compiles for
 CACHE = {torch.float32: F32, torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-# (type of the cache, head dimension, causal, window, whole), which meet each of their values in few compilations.
+# (type of the cache, head dimension, causal, window, tails of a tree, whole), which meet each of their values in few
+# compilations.
 ATTENTION = (
-    (torch.bfloat16, 128, True, 0, False),
-    (torch.float16, 64, False, 1024, True),
-    (torch.bfloat16, 256, True, 0, True),
-    (torch.float32, 128, False, 1024, False),
+    (torch.bfloat16, 128, True, 0, 0, False),
+    (torch.bfloat16, 128, True, 1024, 2, False),
+    (torch.bfloat16, 128, False, 1024, 0, True),
+    (torch.bfloat16, 128, True, 1024, 1, True),
+    (torch.float16, 64, False, 1024, 0, True),
+    (torch.bfloat16, 64, True, 0, 2, False),
+    (torch.bfloat16, 256, True, 0, 1, True),
+    (torch.float32, 128, False, 1024, 0, False),
+    (torch.float32, 128, True, 1024, 2, False),
 )
 MULTIPLIES = re.compile(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync")
 CHOOSE = {"ROWS": choose.TILE_CUDA[0], "CHUNK": choose.TILE_CUDA[1]}
@@ -52,19 +60,19 @@ def sizes(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "i32")
 
 
-def attend(dtype: torch.dtype, dim: int, causal: bool, window: int, whole: bool) -> Entry:
+def attend(dtype: torch.dtype, dim: int, causal: bool, window: int, tails: int, whole: bool) -> Entry:
     """The attention kernel as it is launched for a cache of that type."""
     launch = attention.Launch.of(dtype, dim, on_cuda=True)
     types = (
         pointers("Q OUT PART TOP MASS", F32)
         | pointers("K V", CACHE[dtype])
-        | pointers("POSITION EXTENT", I64)
+        | pointers("POSITION EXTENT PATH", I64)
         | {"SPANS": I32, "BAD": I8, "scale": "fp32"}
         | dict.fromkeys(["q_row", "q_head", "kv_slot", "kv_head", "length"], STRIDE)
-        | sizes("heads chunks")
+        | sizes("heads chunks deepest")
     )
     constants = {
-        "CAUSAL": causal, "WINDOW": window, "WHOLE": whole, "PRODUCT": launch.product,
+        "CAUSAL": causal, "WINDOW": window, "TAILS": tails, "WHOLE": whole, "PRODUCT": launch.product,
         "KEYS": launch.keys, "ROWS": launch.rows, **attention.sizes(4, dim),
     }  # fmt: skip
     return attention.attend_kernel, types, constants, launch.options
@@ -141,6 +149,23 @@ KERNELS: list[Entry] = [
         | sizes("R W S C"),
         {"ROWS": accept.ROWS, "COLUMNS": 32},
         accept.OPTIONS,
+    ),
+    (
+        tree.draft_tree_kernel,
+        {"SCORE": F32}
+        | pointers("DEEPEST BUDGET CANDIDATE PARENT DEPTH COUNT", I64)
+        | sizes("nodes depths width"),
+        {"NODES": 32},
+        tree.OPTIONS,
+    ),
+    (
+        compact.kv_compact_kernel,
+        pointers("K V", CACHE[torch.bfloat16])
+        | {"BAD": I8}
+        | pointers("BEGIN SOURCE COUNT", I64)
+        | sizes("S H C W"),
+        {"D": 128, "COLUMNS": 32, "BLOCK_D": 128},
+        compact.OPTIONS,
     ),
     *(attend(*case) for case in ATTENTION),
     *(combine(dim) for dim in (64, 128, 256)),

@@ -119,7 +119,7 @@ def test_calls_are_counted() -> None:
 
 def test_explain_names_every_op() -> None:
     rows = dispatch.explain()
-    named = ["gumbel_noise", "choose", "accept_commit", "block_attention", "norm_rope"]
+    named = ["gumbel_noise", "choose", "accept_commit", "block_attention", "norm_rope", "kv_compact"]
     assert [row["op"] for row in rows] == named
     assert all(row["why"] for row in rows)
 

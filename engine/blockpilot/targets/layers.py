@@ -36,7 +36,7 @@ class Pass:
         rows: packed rows; position: [N] absolute; cos, sin: [N, D/2] at those positions.
         to: KV destinations from `KVCache.destination`.
         extent: [S] keys that exist per slot once this pass has written; bound: host bound on them.
-        places: [rows.total, bound] where each row of a pass with trees finds its keys, or None.
+        path: [N, P] places of each row's ancestors in a pass with trees, or None.
     """
 
     rows: Rows
@@ -46,11 +46,11 @@ class Pass:
     to: tuple[Tensor, Tensor]
     extent: Tensor
     bound: int
-    places: Tensor | None = None
+    path: Tensor | None = None
 
     def tiles(self, groups: int) -> AttentionTiles:
-        """Tiles of `groups` query heads per KV head; rows that find their keys by themselves share none."""
-        return self.rows.tiles(groups) if self.places is None else self.rows.single_tiles(groups)
+        """Tiles of `groups` query heads per KV head; rows of trees share none."""
+        return self.rows.tiles(groups, apart=self.path is not None)
 
 
 class DecoderLayer:
@@ -108,7 +108,7 @@ class DecoderLayer:
             step.bound,
             causal=self.causal,
             window=self.window,
-            places=step.places,
+            path=step.path,
         )
         x = x + self.out(attended)
         return x + self.down(swiglu(self.gate_up(rms_norm(x, self.post_norm, s.eps))))

@@ -30,20 +30,6 @@ def check_features(layers: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def along(path: Tensor, position: Tensor, count: int, bound: int) -> tuple[Tensor, Tensor]:
-    """Places of the rows' own keys [N], and of the keys at every position for the first `count` rows, [count, bound].
-
-    Args:
-        path: [N, D] as in `Target.verify`. position: [N], 0 for rows that do not exist.
-    """
-    last = path.shape[1] - 1
-    own = path.gather(1, (position - path[:, 0]).clamp(0, last)[:, None])[:, 0]
-    at = torch.arange(bound, device=path.device)
-    depth = at - path[:count, :1]
-    inside = (depth >= 0) & (at <= position[:count, None])
-    return own, torch.where(inside, path[:count].gather(1, depth.clamp(0, last)), at)
-
-
 class TorchTarget:
     """Llama-style decoder over `max_requests` slots of `capacity` positions.
 
@@ -133,9 +119,11 @@ class TorchTarget:
         self.forwards += 1
         position = torch.where(exists, position, 0)
         cos, sin = self.cos[position], self.sin[position]
-        place, places = (position, None) if path is None else along(path, position, rows.total, bound)
+        place = position
+        if path is not None:
+            place = path.gather(1, (position - path[:, 0]).clamp(0, path.shape[1] - 1)[:, None])[:, 0]
         to = self.cache.destination(rows.slot, place, exists)
-        step = Pass(rows, position, cos, sin, to, extent, bound, places)
+        step = Pass(rows, position, cos, sin, to, extent, bound, path)
         x = self.embedding[tokens].float()
         states = {0: x} if 0 in self.feature_layers else {}
         for i, layer in enumerate(self.layers):
@@ -163,9 +151,9 @@ class TorchTarget:
         hidden, features = self.forward(rows, tokens, position, exists, extent, bound, path)
         return self.logits(hidden), features
 
-    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
-        """Copy keys and values of places `before` [N] of `slot` [N] to `after`."""
-        self.cache.move(slot, before, after)
+    def compact(self, begin: Tensor, source: Tensor, count: Tensor) -> None:
+        """See `Target.compact`."""
+        self.cache.compact(begin, source, count)
 
     def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0, in chunks of 128 rows.
