@@ -73,7 +73,7 @@ def kv_bound(longest: int) -> int:
 
 
 class KVCache:
-    """Static keys and values for `slots` slots plus a dump slot that absent rows write to.
+    """Static keys and values for `slots` slots plus a dump slot, which absent rows have and may write to.
 
     Layout [layer, slot, kv head, position, head dim]; `bad` [layer, slot, position] marks non-finite entries.
     Allocated once: its pointers never change.
@@ -100,27 +100,9 @@ class KVCache:
         """Bytes of such a cache."""
         return 2 * layers * (slots + 1) * heads * kv_bound(capacity) * dim * dtype.itemsize
 
-    def destination(self, slot: Tensor, position: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
-        """Flat indices for `write`: [N·Hkv] into (slot, head, position), [N] into (slot, position).
-
-        Rows that do not exist go to position 0 of the dump slot.
-        """
-        _, _, heads, length, _ = self.k.shape
-        slot = torch.where(exists, slot, self.dump)
-        position = torch.where(exists, position, 0)
-        head = torch.arange(heads, device=slot.device)
-        return (
-            (slot[:, None] * heads + head) * length + position[:, None]
-        ).flatten(), slot * length + position
-
-    def write(self, layer: int, to: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
-        """Store k, v [N, Hkv, D] float32 at `to` (from `destination`)."""
-        dim = k.shape[-1]
-        k, v = k.to(self.k.dtype), v.to(self.v.dtype)
-        self.k[layer].view(-1, dim).index_copy_(0, to[0], k.reshape(-1, dim))
-        self.v[layer].view(-1, dim).index_copy_(0, to[0], v.reshape(-1, dim))
-        finite = torch.isfinite(k).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
-        self.bad[layer].view(-1).index_copy_(0, to[1], ~finite)
+    def destination(self, slot: Tensor, position: Tensor, exists: Tensor) -> Tensor:
+        """[N] flat places (slot, position) for `qk_rope_append`; −1, nowhere, for rows that do not exist."""
+        return torch.where(exists, slot * self.k.shape[3] + position, -1)
 
     def compact(self, begin: Tensor, source: Tensor, count: Tensor) -> None:
         """See `Target.compact`."""

@@ -26,6 +26,7 @@ from blockpilot_kernels.draft_tree import kernel as tree
 from blockpilot_kernels.gumbel_noise import kernel as noise
 from blockpilot_kernels.kv_compact import kernel as compact
 from blockpilot_kernels.norm_rope import kernel as glue
+from blockpilot_kernels.qk_rope_append import kernel as rope
 
 ARCHITECTURES = (80, 90, 100)
 F32, I64, I32, I8 = "*fp32", "*i64", "*i32", "*i8"
@@ -86,17 +87,26 @@ def combine(dim: int) -> Entry:
     return attention.combine_kernel, types, constants, launch.options
 
 
-def rope(norm: bool) -> Entry:
-    """Norm and rotary embedding of heads of 128."""
-    types = pointers("X WEIGHT COS SIN OUT", F32) | sizes("N row_stride head_stride") | {"eps": "fp32"}
-    constants = {"HEADS": 32, "D": 128, "NORM": norm, "ROWS": glue.HEADS_CUDA, "BLOCK": 64}
-    return glue.norm_rope_kernel, types, constants, glue.OPTIONS
+def append(heads: int, norm: bool, dtype: torch.dtype) -> Entry:
+    """Norm, rotary embedding and cache of heads of 128, 8 of keys; no queries for a drafter's context."""
+    types = (
+        pointers("QKV Q_NORM K_NORM COS SIN Q", F32)
+        | pointers("K V", CACHE[dtype])
+        | {"TO": I64, "BAD": I8, "eps": "fp32", "cache_layer": "i64", "bad_layer": "i64"}
+        | sizes("N x_row x_head length")
+    )
+    constants = {"NORM": norm, "ROWS": rope.ROWS_CUDA, **rope.sizes(heads, 8, 128)}
+    return rope.append_kernel, types, constants, rope.OPTIONS
 
 
-def norm(width: int, block: int, options: dict[str, Any]) -> Entry:
-    """Norm of a hidden row."""
-    types = pointers("X WEIGHT OUT", F32) | {"N": "i32", "eps": "fp32"}
-    return glue.rms_norm_kernel, types, {"H": width, "ROWS": glue.ROWS_CUDA, "BLOCK": block}, options
+def norm(kernel: Any, names: str, width: int = 4096, table: str = F32) -> Entry:
+    """A norm of hidden rows and what is fused with it."""
+    types = pointers(names, F32) | {"N": "i32", "eps": "fp32"}
+    if kernel is glue.block_input_kernel:
+        types |= {"scale": "fp32", "TOKENS": I64, "TABLE": table}
+    block = triton.next_power_of_2(width)
+    options = glue.LONG_OPTIONS if block > glue.LONG else glue.OPTIONS
+    return kernel, types, {"H": width, "ROWS": glue.ROWS_CUDA, "BLOCK": block}, options
 
 
 # (kernel, types of its arguments, compile-time constants, options) as the launchers use them.
@@ -169,9 +179,11 @@ KERNELS: list[Entry] = [
     ),
     *(attend(*case) for case in ATTENTION),
     *(combine(dim) for dim in (64, 128, 256)),
-    norm(576, 1024, glue.OPTIONS),
-    norm(12_288, 16_384, glue.LONG_OPTIONS),
-    *(rope(norm=normed) for normed in (True, False)),
+    *(norm(glue.rms_norm_kernel, "X WEIGHT OUT", width) for width in (576, 12_288)),
+    *(norm(glue.residual_norm_kernel, "X Y WEIGHT SUM OUT", width) for width in (576, 4096, 12_288)),
+    norm(glue.block_input_kernel, "WEIGHT X OUT", table=CACHE[torch.bfloat16]),
+    *(append(32, normed, dtype) for normed, dtype in ((True, torch.bfloat16), (False, torch.float32))),
+    append(0, True, torch.bfloat16),
     (
         glue.swiglu_kernel,
         pointers("X OUT", F32) | sizes("N WIDTH"),

@@ -12,7 +12,8 @@ from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, ph
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
 from blockpilot_kernels.draft_tree import draft_tree, largest
 from blockpilot_kernels.kv_compact import kv_compact
-from blockpilot_kernels.norm_rope import norm_rope, rms_norm, swiglu
+from blockpilot_kernels.norm_rope import block_input, residual_norm, rms_norm, swiglu
+from blockpilot_kernels.qk_rope_append import context_append, qk_rope_append
 from tests.kernels.backends import Backend, Params, counting
 from tests.kernels.test_accept_commit import Case, build
 from tests.no_host_sync import NoHostSync
@@ -42,11 +43,15 @@ def run_layer_ops(given: tuple[Tensor, Tensor, Tensor, AttentionTiles]) -> None:
     q, cache, extent, tiles = given
     rows = q.flatten(1)
     table = rows[:, :4]
-    q = norm_rope(q, cache[0, 0, 0], table, table, 1e-6)
     bad, position = torch.zeros_like(cache[:, 0, :, 0], dtype=torch.bool), torch.zeros_like(rows[:, 0]).long()
+    qkv, norm = q.repeat(1, 2, 1), cache[0, 0, 0]
+    q = qk_rope_append(qkv, norm, norm, table, table, position - 1, cache, cache.clone(), bad, 1e-6)
+    held = (cache[None].clone(), cache[None].clone(), bad[None])
+    context_append(q[:, None, :, None], norm[None], table, table, position - 1, *held, 1e-6)
     path = position[:, None].expand(-1, 3)
     block_attention(q, cache, cache, bad, tiles, position, extent, 640, causal=True, path=path)
-    swiglu(rms_norm(rows, rows[0], 1e-6))
+    swiglu(residual_norm(rows, rms_norm(rows, rows[0], 1e-6), rows[0], 1e-6)[1])
+    block_input(position, rows, 2.0, rows[0], 1e-6)
     held = cache.new_zeros(3, *cache.shape)
     kv_compact(held, held.clone(), held[..., 0, :, 0] > 0, extent, path[:2], extent.clamp(max=3))
     draft_tree(rows.view(4, 8, 8) - 1, path[:4, 0], path[:4, 0] + 3, 4)

@@ -10,10 +10,10 @@ from torch import Tensor
 from blockpilot.rows import KVCache, Rows, kv_bound, make_rows
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.targets.config import ModelConfig
-from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
+from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, run_layers
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.block_attention import scratch_bytes
-from blockpilot_kernels.norm_rope import rms_norm
+from blockpilot_kernels.norm_rope import block_input
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
 PREFILL_ROWS = 128
@@ -124,14 +124,9 @@ class TorchTarget:
             place = path.gather(1, (position - path[:, 0]).clamp(0, path.shape[1] - 1)[:, None])[:, 0]
         to = self.cache.destination(rows.slot, place, exists)
         step = Pass(rows, position, cos, sin, to, extent, bound, path)
-        x = self.embedding[tokens].float()
-        states = {0: x} if 0 in self.feature_layers else {}
-        for i, layer in enumerate(self.layers):
-            x = layer.forward(x, self.cache, i, step)
-            if i + 1 in self.feature_layers:
-                states[i + 1] = x
-        features = torch.cat([states[k] for k in self.feature_layers], -1) if states else x[:, :0]
-        return rms_norm(x, self.norm, self.shape.eps), features
+        x, normed = block_input(tokens, self.embedding, 1.0, self.layers[0].input_norm, self.shape.eps)
+        hidden, states = run_layers(self.layers, x, normed, self.cache, step, self.norm, self.feature_layers)
+        return hidden, torch.cat([states[k] for k in self.feature_layers], -1) if states else x[:, :0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] float32, N a multiple of 16 → [N, V] float32."""
