@@ -10,7 +10,7 @@ from blockpilot import SamplingParams
 from blockpilot_kernels import dispatch
 from tests.engine.pair import ScriptedDrafter, plain, prompts, script_answers, tiny_llm
 
-LAYER = ("block_attention", "norm_rope", "qk_rope_append")
+LAYER = ("tiled_linear", "block_attention", "norm_rope", "qk_rope_append")
 OPS = ("gumbel_noise", "choose", "accept_commit")
 
 

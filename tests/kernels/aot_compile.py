@@ -27,6 +27,7 @@ from blockpilot_kernels.gumbel_noise import kernel as noise
 from blockpilot_kernels.kv_compact import kernel as compact
 from blockpilot_kernels.norm_rope import kernel as glue
 from blockpilot_kernels.qk_rope_append import kernel as rope
+from blockpilot_kernels.tiled_linear import kernel as tiled
 
 ARCHITECTURES = (80, 90, 100)
 F32, I64, I32, I8 = "*fp32", "*i64", "*i32", "*i8"
@@ -77,6 +78,15 @@ def attend(dtype: torch.dtype, dim: int, causal: bool, window: int, tails: int, 
         "KEYS": launch.keys, "ROWS": launch.rows, **attention.sizes(4, dim),
     }  # fmt: skip
     return attention.attend_kernel, types, constants, launch.options
+
+
+def linear(dtype: torch.dtype, columns: int, k: int, biased: bool = False) -> Entry:
+    """The product with a weight of that shape."""
+    launch = tiled.Launch.of(dtype, columns, k, on_cuda=True)
+    types = pointers("X BIAS OUT PART", F32) | {"W": CACHE[dtype], "DONE": I32, "M": STRIDE}
+    types |= dict.fromkeys(["N", "K", "w_row"], STRIDE)
+    constants = {"BIASED": biased, "SPLITS": launch.splits, **launch.constants(dtype == torch.bfloat16)}
+    return tiled.linear_kernel, types, constants, launch.options
 
 
 def combine(dim: int) -> Entry:
@@ -177,6 +187,8 @@ KERNELS: list[Entry] = [
         {"D": 128, "COLUMNS": 32, "BLOCK_D": 128},
         compact.OPTIONS,
     ),
+    *(linear(torch.bfloat16, *shape) for shape in ((4096, 12_288, True), (151_936, 4096))),
+    *(linear(torch.float32, *shape) for shape in ((2048, 151_936, True), (49_152, 576))),
     *(attend(*case) for case in ATTENTION),
     *(combine(dim) for dim in (64, 128, 256)),
     *(norm(glue.rms_norm_kernel, "X WEIGHT OUT", width) for width in (576, 12_288)),
