@@ -19,7 +19,7 @@ from torch import Tensor
 from blockpilot.cli.console import number, table
 from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
-from blockpilot_kernels.norm_rope import norm_rope
+from blockpilot_kernels.qk_rope_append import qk_rope_append
 
 VOCAB = 49152
 TOLERANCE = 1e-5
@@ -112,13 +112,18 @@ def _attention(count: int, keys: int) -> Case:
     return Case("block_attention", f"{count} rows, {keys} keys", make)
 
 
-def _norm_rope(rows: int) -> Case:
-    def make(device: str) -> Call:
-        x = torch.randn(rows, 12, 64, generator=torch.Generator().manual_seed(rows)).to(device)
-        angle = torch.arange(rows, device=device)[:, None] * torch.ones(32, device=device)
-        return partial(norm_rope, x, torch.ones(64, device=device), angle.cos(), angle.sin(), 1e-5)
+def _append(rows: int) -> Case:
+    """SmolLM2's heads of a block into the cache of one request."""
 
-    return Case("norm_rope", f"{rows}x12x64", make)
+    def make(device: str) -> Call:
+        x = torch.randn(rows, 15, 64, generator=torch.Generator().manual_seed(rows)).to(device)
+        angle = torch.arange(rows, device=device)[:, None] * torch.ones(32, device=device)
+        k, v = torch.zeros(2, 2, 3, 512, 64, device=device)
+        bad = torch.zeros(2, 512, dtype=torch.bool, device=device)
+        to = torch.arange(rows, device=device) + 100
+        return partial(qk_rope_append, x, None, None, angle.cos(), angle.sin(), to, k, v, bad, 1e-5)
+
+    return Case("qk_rope_append", f"{rows}x15x64", make)
 
 
 CASES = (
@@ -127,7 +132,7 @@ CASES = (
     *(_choose(rows, kind) for kind in ("greedy", "sampled", "filtered") for rows in (1, 16)),
     *(_accept(slots, 8) for slots in (1, 8)),
     *(_attention(count, 512) for count in (1, 8)),
-    _norm_rope(16),
+    _append(16),
 )
 
 

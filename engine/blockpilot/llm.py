@@ -31,7 +31,6 @@ from blockpilot.scheduler import Scheduler
 from blockpilot.stream import Stream
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.text import load_tokenizer
-from blockpilot_kernels import dispatch
 
 if hasattr(os, "register_at_fork"):
     # A forked child has none of OpenMP's threads, and torch would wait for them for ever.
@@ -263,11 +262,6 @@ class LLM:
         if tree > largest:
             raise ValueError(
                 f"SamplingParams.tree: expected None or at most {largest} nodes, what the drafter makes, got {tree}"
-            )
-        if dispatch.backend_of(self.device.type) == "triton":
-            raise ValueError(
-                "SamplingParams.tree: expected None on the triton backend, which verifies chains only, got "
-                f"{tree}; leave it out, or set {dispatch.ENVIRONMENT}=reference"
             )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockpilot_kernels.block_attention import KV_CHUNK, AttentionTiles
+from blockpilot_kernels.kv_compact import kv_compact
 from blockpilot_kernels.tiled_linear import TILE
 
 
@@ -41,8 +42,7 @@ class Rows:
         self.column = torch.tensor(column + [0] * pad, device=device)
         self.every = torch.arange(self.padded, device=device)
         self.starts = tuple(sum(counts[:i]) for i in range(len(counts)))
-        self._tiles: dict[int, AttentionTiles] = {}
-        self._single: dict[int, AttentionTiles] = {}
+        self._tiles: dict[tuple[int, bool], AttentionTiles] = {}
         self._places: dict[int, Tensor] = {}
 
     def places(self, width: int) -> Tensor:
@@ -51,20 +51,12 @@ class Rows:
             self._places[width] = self.slot * width + self.column
         return self._places[width]
 
-    def tiles(self, groups: int) -> AttentionTiles:
-        """Attention tiles for `groups` query heads per KV head."""
-        if groups not in self._tiles:
-            built = AttentionTiles.build(self.slots, self.counts, self.padded, groups)
-            self._tiles[groups] = built.to(self.device)
-        return self._tiles[groups]
-
-    def single_tiles(self, groups: int) -> AttentionTiles:
-        """The same with tiles of one row each, which is an entry of its own in `slots`."""
-        if groups not in self._single:
-            slots = [s for s, c in zip(self.slots, self.counts, strict=True) for _ in range(c)]
-            built = AttentionTiles.build(slots, [1] * self.total, self.padded, groups)
-            self._single[groups] = built.to(self.device)
-        return self._single[groups]
+    def tiles(self, groups: int, *, apart: bool = False) -> AttentionTiles:
+        """Attention tiles for `groups` query heads per KV head; apart: for trees, of one row each."""
+        if (groups, apart) not in self._tiles:
+            built = AttentionTiles.build(self.slots, self.counts, self.padded, groups, apart=apart)
+            self._tiles[groups, apart] = built.to(self.device)
+        return self._tiles[groups, apart]
 
 
 @lru_cache(maxsize=512)
@@ -81,7 +73,7 @@ def kv_bound(longest: int) -> int:
 
 
 class KVCache:
-    """Static keys and values for `slots` slots plus a dump slot that absent rows write to.
+    """Static keys and values for `slots` slots plus a dump slot, which absent rows have and may write to.
 
     Layout [layer, slot, kv head, position, head dim]; `bad` [layer, slot, position] marks non-finite entries.
     Allocated once: its pointers never change.
@@ -108,29 +100,10 @@ class KVCache:
         """Bytes of such a cache."""
         return 2 * layers * (slots + 1) * heads * kv_bound(capacity) * dim * dtype.itemsize
 
-    def destination(self, slot: Tensor, position: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
-        """Flat indices for `write`: [N·Hkv] into (slot, head, position), [N] into (slot, position).
+    def destination(self, slot: Tensor, position: Tensor, exists: Tensor) -> Tensor:
+        """[N] flat places (slot, position) for `qk_rope_append`; −1, nowhere, for rows that do not exist."""
+        return torch.where(exists, slot * self.k.shape[3] + position, -1)
 
-        Rows that do not exist go to position 0 of the dump slot.
-        """
-        _, _, heads, length, _ = self.k.shape
-        slot = torch.where(exists, slot, self.dump)
-        position = torch.where(exists, position, 0)
-        head = torch.arange(heads, device=slot.device)
-        return (
-            (slot[:, None] * heads + head) * length + position[:, None]
-        ).flatten(), slot * length + position
-
-    def write(self, layer: int, to: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
-        """Store k, v [N, Hkv, D] float32 at `to` (from `destination`)."""
-        dim = k.shape[-1]
-        k, v = k.to(self.k.dtype), v.to(self.v.dtype)
-        self.k[layer].view(-1, dim).index_copy_(0, to[0], k.reshape(-1, dim))
-        self.v[layer].view(-1, dim).index_copy_(0, to[0], v.reshape(-1, dim))
-        finite = torch.isfinite(k).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
-        self.bad[layer].view(-1).index_copy_(0, to[1], ~finite)
-
-    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
-        """Copy what place `before` [N] of `slot` [N] holds to place `after`; every source is read first."""
-        for held in (self.k.transpose(2, 3), self.v.transpose(2, 3), self.bad):
-            held[:, slot, after] = held[:, slot, before]
+    def compact(self, begin: Tensor, source: Tensor, count: Tensor) -> None:
+        """See `Target.compact`."""
+        kv_compact(self.k, self.v, self.bad, begin, source, count)

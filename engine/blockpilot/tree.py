@@ -83,18 +83,15 @@ class Walk:
     source: Tensor
 
     def gather(self, state: State, target: Target) -> Tensor:
-        """Move the keys and values of what was committed to the positions they are now those of.
+        """Once they are committed, move their keys and values to the positions they are now those of.
 
         Returns:
             [N] for each packed row the row that now counts for it: a slot's first `state.count` ones are the path.
         """
-        tree, rows = self.tree, self.tree.rows
+        rows = self.tree.rows
+        target.compact(state.length - state.count - 1, self.source, state.count)
         kept = rows.column < state.count[rows.slot]
-        column = torch.where(kept, self.source[rows.slot, rows.column], rows.column)
-        slot = torch.where(tree.exists, rows.slot, len(state.count) - 1)
-        before = torch.where(tree.exists, tree.anchor + column, 0)
-        target.move(slot, before, torch.where(tree.exists, tree.anchor + rows.column, 0))
-        return rows.every - rows.column + column
+        return rows.every - torch.where(kept, rows.column - self.source[rows.slot, rows.column], 0)
 
 
 def plant(state: State, plan: StepPlan, proposal: Proposal) -> Tree:

@@ -21,6 +21,7 @@ IN_THE_INTERPRETER = (
     "test_step_reads_nothing_on_the_host[triton]",
     "test_non_finite_prompt_fails_at_prefill",
     "test_a_drafter_with_the_targets_distribution_is_always_accepted[0-False-True]",
+    "test_mixed_with_chains_and_plain[float32-3]",
     "test_stream_equals_text_and_early_close_leaves_the_engine_usable",
 )
 

@@ -10,6 +10,7 @@ from blockpilot import SamplingParams
 from blockpilot_kernels import dispatch
 from tests.engine.pair import ScriptedDrafter, plain, prompts, script_answers, tiny_llm
 
+LAYER = ("tiled_linear", "block_attention", "norm_rope", "qk_rope_append")
 OPS = ("gumbel_noise", "choose", "accept_commit")
 
 
@@ -28,7 +29,7 @@ def test_every_op_runs_on_the_forced_backend(backend):
         ran = dict(dispatch.calls)
     assert output.token_ids == answer[:6]
     # The C++ extension has whole passes of prompts and steps, the others what a layer is made of.
-    passes = ("decoder_forward", "verify_commit") if backend == "cpp" else ("block_attention", "norm_rope")
+    passes = ("decoder_forward", "verify_commit") if backend == "cpp" else LAYER
     assert {op for op, used in ran if used == backend} == {*OPS, *passes}
     assert not [key for key in ran if key[1] != backend]
 

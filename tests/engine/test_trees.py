@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 
 from blockpilot import SamplingParams
 from blockpilot.drafters import Proposal
-from blockpilot_kernels import dispatch
 from blockpilot_kernels.dispatch import forced
 from tests.engine import test_static
 from tests.engine.inside import caches, spoil_cache
-from tests.engine.pair import INTERPRETED, VOCAB, WIDEST, cycling, plain, prompts, script_answers, tiny_llm
+from tests.engine.pair import VOCAB, WIDEST, cycling, plain, prompts, script_answers, sized, tiny_llm
 from tests.engine.test_exactness import DTYPES, GREEDY, MODES, SAMPLED
 from tests.engine.tree_pair import LARGEST, TreeDrafter
-
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="trees run on the reference and C++ backends")
 
 
 def shaped(width: int, tree: int) -> dict[str, int]:
@@ -50,7 +47,7 @@ def test_alone_at_every_budget_and_accepted_count(dtype, mode):
 def test_mixed_with_chains_and_plain(dtype, slots):
     """Trees, chains, modes, budgets and log-probabilities in one batch: each row equals its solo run."""
     drafter = TreeDrafter(lambda slot, call: slot + call)
-    asked = prompts(12, seed=1)
+    asked = prompts(sized(12, 3), seed=1)
     modes, each = list(MODES.values()), []
     for i in range(len(asked)):
         width = 1 + i % WIDEST
@@ -58,11 +55,11 @@ def test_mixed_with_chains_and_plain(dtype, slots):
         settings = {
             "width": width,
             "tree": tree,
-            "max_new_tokens": 3 + 5 * (i % 5),
+            "max_new_tokens": 3 + sized(5, 2) * (i % 5),
             "logprobs": i % 3 or None,
         }
         each.append(replace(modes[i % 3], **settings))
-    script_answers(drafter, list(zip(asked, each, strict=True)), dtype, 30)
+    script_answers(drafter, list(zip(asked, each, strict=True)), dtype, sized(30, 12))
     llm = tiny_llm(drafter, dtype=dtype, max_requests=slots)
     for output, prompt, params in zip(llm.generate(asked, each), asked, each, strict=True):
         alone = plain(prompt, replace(params, width=None, tree=None), dtype)
@@ -214,7 +211,7 @@ class Bush(test_static.ConstantDrafter):
         return Proposal(tokens, parent, parent + 2, nodes)
 
 
-@pytest.mark.parametrize("case", ["reference", "cpp", "meta"])
+@pytest.mark.parametrize("case", ["reference", "cpp", "triton", "meta"])
 def test_step_reads_nothing_on_the_host(monkeypatch, case):
     """Under a mode that forbids reads, and without data at all; a tree beside plain and a chain of two."""
     monkeypatch.setattr(test_static, "ConstantDrafter", Bush)
@@ -224,7 +221,7 @@ def test_step_reads_nothing_on_the_host(monkeypatch, case):
     def engine(device: str, cpp: bool = False):
         target, state, plan = right(device, cpp)
         plan = replace(plan, widths=(4, 1, 2), trees=(LARGEST, 0, 0))
-        plan.rows.single_tiles(2)
+        plan.rows.tiles(2, apart=True)
         state.width[:3] = torch.tensor(plan.widths, device=device)
         return target, state, plan
 
@@ -237,7 +234,7 @@ def test_step_reads_nothing_on_the_host(monkeypatch, case):
     assert (state.count[:3] >= 1).all()
 
 
-def test_what_is_refused(monkeypatch):
+def test_what_is_refused():
     for tree in (0, -1, True, 2.5):
         with pytest.raises(ValueError, match="tree: expected None, for a chain, or an int >= 1"):
             SamplingParams(tree=tree)
@@ -248,6 +245,3 @@ def test_what_is_refused(monkeypatch):
         llm.submit([3], SamplingParams(tree=17))
     with pytest.raises(ValueError, match="at most 0 nodes"):
         tiny_llm(max_requests=1).submit([3], SamplingParams(tree=2))
-    monkeypatch.setattr(dispatch, "backend_of", lambda device: "triton")
-    with pytest.raises(ValueError, match="None on the triton backend, which verifies chains only"):
-        llm.submit([3], SamplingParams(tree=2))

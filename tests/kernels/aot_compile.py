@@ -22,19 +22,29 @@ from blockpilot_kernels.accept_commit import kernel as accept
 from blockpilot_kernels.block_attention import kernel as attention
 from blockpilot_kernels.choose import filters
 from blockpilot_kernels.choose import kernel as choose
+from blockpilot_kernels.draft_tree import kernel as tree
 from blockpilot_kernels.gumbel_noise import kernel as noise
+from blockpilot_kernels.kv_compact import kernel as compact
 from blockpilot_kernels.norm_rope import kernel as glue
+from blockpilot_kernels.qk_rope_append import kernel as rope
+from blockpilot_kernels.tiled_linear import kernel as tiled
 
 ARCHITECTURES = (80, 90, 100)
 F32, I64, I32, I8 = "*fp32", "*i64", "*i32", "*i8"
 STRIDE = "i32, a multiple of 16"  # which a launch sees and compiles for
 CACHE = {torch.float32: F32, torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-# (type of the cache, head dimension, causal, window, whole), which meet each of their values in few compilations.
+# (type of the cache, head dimension, causal, window, tails of a tree, whole), which meet each of their values in few
+# compilations.
 ATTENTION = (
-    (torch.bfloat16, 128, True, 0, False),
-    (torch.float16, 64, False, 1024, True),
-    (torch.bfloat16, 256, True, 0, True),
-    (torch.float32, 128, False, 1024, False),
+    (torch.bfloat16, 128, True, 0, 0, False),
+    (torch.bfloat16, 128, True, 1024, 2, False),
+    (torch.bfloat16, 128, False, 1024, 0, True),
+    (torch.bfloat16, 128, True, 1024, 1, True),
+    (torch.float16, 64, False, 1024, 0, True),
+    (torch.bfloat16, 64, True, 0, 2, False),
+    (torch.bfloat16, 256, True, 0, 1, True),
+    (torch.float32, 128, False, 1024, 0, False),
+    (torch.float32, 128, True, 1024, 2, False),
 )
 MULTIPLIES = re.compile(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync")
 CHOOSE = {"ROWS": choose.TILE_CUDA[0], "CHUNK": choose.TILE_CUDA[1]}
@@ -52,22 +62,31 @@ def sizes(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "i32")
 
 
-def attend(dtype: torch.dtype, dim: int, causal: bool, window: int, whole: bool) -> Entry:
+def attend(dtype: torch.dtype, dim: int, causal: bool, window: int, tails: int, whole: bool) -> Entry:
     """The attention kernel as it is launched for a cache of that type."""
     launch = attention.Launch.of(dtype, dim, on_cuda=True)
     types = (
         pointers("Q OUT PART TOP MASS", F32)
         | pointers("K V", CACHE[dtype])
-        | pointers("POSITION EXTENT", I64)
+        | pointers("POSITION EXTENT PATH", I64)
         | {"SPANS": I32, "BAD": I8, "scale": "fp32"}
         | dict.fromkeys(["q_row", "q_head", "kv_slot", "kv_head", "length"], STRIDE)
-        | sizes("heads chunks")
+        | sizes("heads chunks deepest")
     )
     constants = {
-        "CAUSAL": causal, "WINDOW": window, "WHOLE": whole, "PRODUCT": launch.product,
+        "CAUSAL": causal, "WINDOW": window, "TAILS": tails, "WHOLE": whole, "PRODUCT": launch.product,
         "KEYS": launch.keys, "ROWS": launch.rows, **attention.sizes(4, dim),
     }  # fmt: skip
     return attention.attend_kernel, types, constants, launch.options
+
+
+def linear(dtype: torch.dtype, columns: int, k: int, biased: bool = False) -> Entry:
+    """The product with a weight of that shape."""
+    launch = tiled.Launch.of(dtype, columns, k, on_cuda=True)
+    types = pointers("X BIAS OUT PART", F32) | {"W": CACHE[dtype], "DONE": I32, "M": STRIDE}
+    types |= dict.fromkeys(["N", "K", "w_row"], STRIDE)
+    constants = {"BIASED": biased, "SPLITS": launch.splits, **launch.constants(dtype == torch.bfloat16)}
+    return tiled.linear_kernel, types, constants, launch.options
 
 
 def combine(dim: int) -> Entry:
@@ -78,17 +97,26 @@ def combine(dim: int) -> Entry:
     return attention.combine_kernel, types, constants, launch.options
 
 
-def rope(norm: bool) -> Entry:
-    """Norm and rotary embedding of heads of 128."""
-    types = pointers("X WEIGHT COS SIN OUT", F32) | sizes("N row_stride head_stride") | {"eps": "fp32"}
-    constants = {"HEADS": 32, "D": 128, "NORM": norm, "ROWS": glue.HEADS_CUDA, "BLOCK": 64}
-    return glue.norm_rope_kernel, types, constants, glue.OPTIONS
+def append(heads: int, norm: bool, dtype: torch.dtype) -> Entry:
+    """Norm, rotary embedding and cache of heads of 128, 8 of keys; no queries for a drafter's context."""
+    types = (
+        pointers("QKV Q_NORM K_NORM COS SIN Q", F32)
+        | pointers("K V", CACHE[dtype])
+        | {"TO": I64, "BAD": I8, "eps": "fp32", "cache_layer": "i64", "bad_layer": "i64"}
+        | sizes("N x_row x_head length")
+    )
+    constants = {"NORM": norm, "ROWS": rope.ROWS_CUDA, **rope.sizes(heads, 8, 128)}
+    return rope.append_kernel, types, constants, rope.OPTIONS
 
 
-def norm(width: int, block: int, options: dict[str, Any]) -> Entry:
-    """Norm of a hidden row."""
-    types = pointers("X WEIGHT OUT", F32) | {"N": "i32", "eps": "fp32"}
-    return glue.rms_norm_kernel, types, {"H": width, "ROWS": glue.ROWS_CUDA, "BLOCK": block}, options
+def norm(kernel: Any, names: str, width: int = 4096, table: str = F32) -> Entry:
+    """A norm of hidden rows and what is fused with it."""
+    types = pointers(names, F32) | {"N": "i32", "eps": "fp32"}
+    if kernel is glue.block_input_kernel:
+        types |= {"scale": "fp32", "TOKENS": I64, "TABLE": table}
+    block = triton.next_power_of_2(width)
+    options = glue.LONG_OPTIONS if block > glue.LONG else glue.OPTIONS
+    return kernel, types, {"H": width, "ROWS": glue.ROWS_CUDA, "BLOCK": block}, options
 
 
 # (kernel, types of its arguments, compile-time constants, options) as the launchers use them.
@@ -142,11 +170,32 @@ KERNELS: list[Entry] = [
         {"ROWS": accept.ROWS, "COLUMNS": 32},
         accept.OPTIONS,
     ),
+    (
+        tree.draft_tree_kernel,
+        {"SCORE": F32}
+        | pointers("DEEPEST BUDGET CANDIDATE PARENT DEPTH COUNT", I64)
+        | sizes("nodes depths width"),
+        {"NODES": 32},
+        tree.OPTIONS,
+    ),
+    (
+        compact.kv_compact_kernel,
+        pointers("K V", CACHE[torch.bfloat16])
+        | {"BAD": I8}
+        | pointers("BEGIN SOURCE COUNT", I64)
+        | sizes("S H C W"),
+        {"D": 128, "COLUMNS": 32, "BLOCK_D": 128},
+        compact.OPTIONS,
+    ),
+    *(linear(torch.bfloat16, *shape) for shape in ((4096, 12_288, True), (151_936, 4096))),
+    *(linear(torch.float32, *shape) for shape in ((2048, 151_936, True), (49_152, 576))),
     *(attend(*case) for case in ATTENTION),
     *(combine(dim) for dim in (64, 128, 256)),
-    norm(576, 1024, glue.OPTIONS),
-    norm(12_288, 16_384, glue.LONG_OPTIONS),
-    *(rope(norm=normed) for normed in (True, False)),
+    *(norm(glue.rms_norm_kernel, "X WEIGHT OUT", width) for width in (576, 12_288)),
+    *(norm(glue.residual_norm_kernel, "X Y WEIGHT SUM OUT", width) for width in (576, 4096, 12_288)),
+    norm(glue.block_input_kernel, "WEIGHT X OUT", table=CACHE[torch.bfloat16]),
+    *(append(32, normed, dtype) for normed, dtype in ((True, torch.bfloat16), (False, torch.float32))),
+    append(0, True, torch.bfloat16),
     (
         glue.swiglu_kernel,
         pointers("X OUT", F32) | sizes("N WIDTH"),

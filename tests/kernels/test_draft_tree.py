@@ -18,10 +18,12 @@ Prefix = tuple[int, ...]
 
 
 @pytest.fixture
-def op(quick_backend: Backend):
-    if quick_backend.name == "triton":
-        pytest.skip("triton: this backend has no trees")
-    return draft_tree
+def op(backend: Backend):
+    def call(*given: Tensor | int) -> tuple[Tensor, ...]:
+        moved = [backend.put(x) if isinstance(x, Tensor) else x for x in given]
+        return tuple(t.cpu() for t in draft_tree(*moved))
+
+    return call
 
 
 def scores(seed: int, slots: int, depths: int, width: int) -> Tensor:

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
-from blockpilot_kernels.norm_rope import norm_rope, rms_norm, swiglu
+from blockpilot_kernels.draft_tree import draft_tree, largest
+from blockpilot_kernels.kv_compact import kv_compact
+from blockpilot_kernels.norm_rope import block_input, residual_norm, rms_norm, swiglu
+from blockpilot_kernels.qk_rope_append import context_append, qk_rope_append
 from tests.kernels.backends import Backend, Params, counting
 from tests.kernels.test_accept_commit import Case, build
 from tests.no_host_sync import NoHostSync
@@ -31,7 +34,7 @@ def run_every_op(device: torch.device | str) -> None:
 
 def layer_inputs(device: torch.device | str) -> tuple[Tensor, Tensor, Tensor, AttentionTiles]:
     """Queries of two slots, a cache of more keys than one program takes, the slots' keys, tiles."""
-    tiles = AttentionTiles.build((1, 0), (3, 2), 16, 2).to(torch.device(device))
+    tiles = AttentionTiles.build((1, 0), (3, 2), 16, 2, apart=True).to(torch.device(device))
     extent = torch.tensor([2, 600], device=device)
     return torch.zeros(16, 2, 8, device=device), torch.zeros(2, 1, 640, 8, device=device), extent, tiles
 
@@ -40,10 +43,19 @@ def run_layer_ops(given: tuple[Tensor, Tensor, Tensor, AttentionTiles]) -> None:
     q, cache, extent, tiles = given
     rows = q.flatten(1)
     table = rows[:, :4]
-    q = norm_rope(q, cache[0, 0, 0], table, table, 1e-6)
     bad, position = torch.zeros_like(cache[:, 0, :, 0], dtype=torch.bool), torch.zeros_like(rows[:, 0]).long()
-    block_attention(q, cache, cache, bad, tiles, position, extent, 640, causal=True)
-    swiglu(rms_norm(rows, rows[0], 1e-6))
+    qkv, norm = q.repeat(1, 2, 1), cache[0, 0, 0]
+    q = qk_rope_append(qkv, norm, norm, table, table, position - 1, cache, cache.clone(), bad, 1e-6)
+    held = (cache[None].clone(), cache[None].clone(), bad[None])
+    context_append(q[:, None, :, None], norm[None], table, table, position - 1, *held, 1e-6)
+    path = position[:, None].expand(-1, 3)
+    block_attention(q, cache, cache, bad, tiles, position, extent, 640, causal=True, path=path)
+    swiglu(residual_norm(rows, rms_norm(rows, rows[0], 1e-6), rows[0], 1e-6)[1])
+    block_input(position, rows, 2.0, rows[0], 1e-6)
+    held = cache.new_zeros(3, *cache.shape)
+    kv_compact(held, held.clone(), held[..., 0, :, 0] > 0, extent, path[:2], extent.clamp(max=3))
+    draft_tree(rows.view(4, 8, 8) - 1, path[:4, 0], path[:4, 0] + 3, 4)
+    largest(rows, 2)
 
 
 def test_under_the_mode(backend: Backend) -> None:

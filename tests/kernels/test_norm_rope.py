@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and gated activation: right against float64, and a row's bits are its own."""
+"""Norms and gated activation: right against float64, and a row's bits are its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from blockpilot_kernels.norm_rope import norm_rope, rms_norm, swiglu
+from blockpilot_kernels.norm_rope import block_input, residual_norm, rms_norm, swiglu
 from tests.kernels.backends import Backend
 from tests.kernels.conftest import forced_backend
 
@@ -48,20 +48,22 @@ def test_rms_norm_matches_float64(op, shape, poisoned):
     close(got, normed(x, weight, 1e-5))
 
 
-@pytest.mark.parametrize(
-    ("rows", "heads", "dim"), [(0, 2, 8), (1, 1, 2), (16, 3, 6), (33, 5, 80), (130, 9, 64)]
-)
-@pytest.mark.parametrize("norm", [True, False])
-def test_norm_rope_matches_float64(op, rows, heads, dim, norm, poisoned):
-    """Of heads that lie between others, as queries do beside keys and values."""
-    x = drawn(rows, heads + 3, dim)[:, 1 : heads + 1]
-    weight = drawn(dim, seed=1) if norm else None
-    angle = drawn(rows, dim // 2, seed=2)
-    got = norm_rope(*put(op, x, weight, angle.cos(), angle.sin()), 1e-6)
-    assert got.is_contiguous()
-    pairs = torch.view_as_complex(torch.stack(normed(x, weight, 1e-6).chunk(2, -1), -1))
-    turned = pairs * torch.view_as_complex(torch.stack([angle.cos(), angle.sin()], -1).double())[:, None]
-    close(got, torch.cat([turned.real, turned.imag], -1))
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 7), (130, 64), (5, 1536)])
+def test_residual_norm_is_the_sum_and_its_norm(op, shape, poisoned):
+    x, y, weight = drawn(*shape), drawn(*shape, seed=2), drawn(shape[-1], seed=1)
+    total, out = residual_norm(*put(op, x, y, weight), 1e-5)
+    assert torch.equal(total.cpu(), x + y)
+    assert torch.equal(out, rms_norm(total, *put(op, weight), 1e-5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (130, 64), (5, 1536)])
+def test_block_input_is_the_tables_row_and_its_norm(op, rows, width, dtype, poisoned):
+    table, weight = drawn(9, width).to(dtype), drawn(width, seed=1)
+    tokens = torch.randint(0, 9, (rows,), generator=torch.Generator().manual_seed(0))
+    x, out = block_input(*put(op, tokens, table), 1.7, *put(op, weight), 1e-5)
+    assert torch.equal(x.cpu(), table[tokens].float() * 1.7)
+    assert torch.equal(out, rms_norm(x, *put(op, weight), 1e-5))
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, 2), (3, 14), (130, 64), (2, 4100)])
@@ -79,32 +81,29 @@ def test_swiglu_of_far_gates(op):
 @pytest.mark.parametrize("width", [6, 64, 576])
 def test_row_is_independent_of_place_and_neighbours(op, width):
     row, weight = drawn(1, width), drawn(width, seed=1)
-    angle = drawn(1, width // 2, seed=2)
-    table = [angle.cos(), angle.sin()]
 
-    def all_three(x: Tensor, tables: list[Tensor]) -> list[Tensor]:
-        heads = norm_rope(*put(op, x[:, None].expand(-1, 2, -1), weight, *tables), 1e-6)
-        return [t.cpu() for t in (rms_norm(*put(op, x, weight), 1e-6), heads, swiglu(*put(op, x)))]
+    def all_three(x: Tensor) -> list[Tensor]:
+        total, normed = residual_norm(*put(op, x, x, weight), 1e-6)
+        return [t.cpu() for t in (rms_norm(*put(op, x, weight), 1e-6), total, normed, swiglu(*put(op, x)))]
 
-    alone = all_three(row, table)
+    alone = all_three(row)
     for n, i in ((16, 0), (48, 7), (160, 159), (160, 131)):
         x = drawn(n, width, seed=n)
         x[:i] = float("nan")
         x[i] = row[0]
-        tables = [t.expand(n, -1).contiguous() for t in table]
-        for got, expected in zip(all_three(x, tables), alone, strict=True):
+        for got, expected in zip(all_three(x), alone, strict=True):
             assert torch.equal(got[i], expected[0])
 
 
 def test_refusals_name_what_came(op):
-    x, table = drawn(4, 2, 8), drawn(4, 4)
-    with pytest.raises(ValueError, match=r"norm_rope: cos: expected float32 \[4, 4\].*got float32 \[4, 8\]"):
-        norm_rope(x, None, drawn(4, 8), table, 1e-6)
-    with pytest.raises(
-        ValueError, match=r"norm_rope: x: expected float32 \[4, 2, 6\].*got float32 \[4, 2, 7\]"
-    ):
-        norm_rope(drawn(4, 2, 7), None, table, table, 1e-6)
+    x = drawn(4, 8)
     with pytest.raises(ValueError, match=r"rms_norm: weight: expected float32 \[8\].*got float64 \[8\]"):
         rms_norm(x, drawn(8).double(), 1e-6)
+    with pytest.raises(
+        ValueError, match=r"residual_norm: y: expected float32 \[4, 8\].*got float32 \[3, 8\]"
+    ):
+        residual_norm(x, x[:3], x[0], 1e-6)
+    with pytest.raises(ValueError, match=r"block_input: tokens: expected int64 \[2\].*got int32 \[2\]"):
+        block_input(torch.zeros(2, dtype=torch.int32), x, 1.0, x[0], 1e-6)
     with pytest.raises(ValueError, match=r"swiglu: gate_up: expected float32 \[4, 6\].*got float32 \[4, 7\]"):
         swiglu(drawn(4, 7))

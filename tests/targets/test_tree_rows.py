@@ -204,6 +204,7 @@ def test_the_committed_path_lies_side_by_side(tmp_path, implementation):
         kept = [4, *(tokens[n] for n in path)]
         assert s.block[1, : len(path) + 2].tolist() == [*kept, -1][:NODES]
         s.count[1] = len(kept)
+        s.length[1] += len(kept)
         rows = walk.gather(s, target)[: len(kept)]
         assert rows.tolist() == [0, *(n + 1 for n in path)]
         _, features = target.prefill(2, prompt + kept)

@@ -20,10 +20,11 @@ from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, make_rows
 from blockpilot.state import State
 from blockpilot.targets import Target
-from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
+from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, run_layers
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels import choose
-from blockpilot_kernels.norm_rope import norm_rope, rms_norm
+from blockpilot_kernels.norm_rope import block_input, rms_norm
+from blockpilot_kernels.qk_rope_append import context_append
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
 DRAFT_TEMPERATURE = 1.0
@@ -205,8 +206,7 @@ class DFlashDrafter:
 
     def _raw_logits(self, state: State, plan: StepPlan) -> Tensor:
         hidden = self._denoise(state, plan)[head_rows(plan.draft_rows, plan.dump, self.row_tile).row]
-        logits = self._head(rms_norm(hidden, self.norm, self.config.model.rms_norm_eps))
-        return logits * self.config.output_multiplier
+        return self._head(hidden) * self.config.output_multiplier
 
     def _build(self, checkpoint: DFlashCheckpoint, target: Any, max_requests: int) -> None:
         """Lay out weights, rotary tables and the context cache beside a target of the same implementation."""
@@ -231,6 +231,9 @@ class DFlashDrafter:
         names = [f"layers.{i}.self_attn.{p}_proj" for i in range(m.num_layers) for p in "kv"]
         bias = torch.cat([tensors[f"{n}.bias"] for n in names]).float() if m.qkv_bias else None
         self.context_kv = PackedLinear(torch.cat([tensors[f"{n}.weight"] for n in names]), bias, dtype)
+        self.k_norms = torch.stack(
+            [tensors[f"layers.{i}.self_attn.k_norm.weight"] for i in range(m.num_layers)]
+        ).float()
         self.fc = PackedLinear(tensors["fc.weight"], None, dtype)
         self.hidden_norm = tensors["hidden_norm.weight"].float()
         self.norm = tensors["norm.weight"].float()
@@ -243,13 +246,11 @@ class DFlashDrafter:
         context = rms_norm(self.fc(features), self.hidden_norm, m.rms_norm_eps)
         kv = self.context_kv(context).view(len(features), m.num_layers, 2, m.num_kv_heads, m.head_dim)
         cos, sin = self._cos[position], self._sin[position]
-        for i, layer in enumerate(self.layers):
-            assert layer.k_norm is not None  # part of the format, checked on load
-            k = norm_rope(kv[:, i, 0], layer.k_norm, cos, sin, m.rms_norm_eps)
-            self.cache.write(i, to, k, kv[:, i, 1])
+        held = (self.cache.k, self.cache.v, self.cache.bad)
+        context_append(kv, self.k_norms, cos, sin, to, *held, m.rms_norm_eps)
 
     def _denoise(self, state: State, plan: StepPlan) -> Tensor:
-        """Hidden rows [N, H] of the drafting slots' blocks, before the final norm."""
+        """Hidden rows [N, H] of the drafting slots' blocks, after the final norm."""
         rows = plan.draft_rows
         cached = state.length - 1
         exists = rows.column < state.effective[rows.slot]
@@ -258,10 +259,9 @@ class DFlashDrafter:
         extent = cached + state.effective
         step = Pass(rows, position, self._cos[position], self._sin[position], to, extent, plan.bound)
         tokens = torch.where(rows.column == 0, state.block[rows.slot, 0], self.config.mask_token_id)
-        x = self._embedding[tokens].float() * self.config.input_embedding_scale
-        for i, layer in enumerate(self.layers):
-            x = layer.forward(x, self.cache, i, step)
-        return x
+        scale, eps = self.config.input_embedding_scale, self.config.model.rms_norm_eps
+        x, normed = block_input(tokens, self._embedding, scale, self.layers[0].input_norm, eps)
+        return run_layers(self.layers, x, normed, self.cache, step, self.norm)[0]
 
     def _draws(self, state: State, plan: StepPlan, head: HeadRows, noise: Tensor | None) -> Draws:
         """With the noise of the target's own choice at that position, its filters left out.

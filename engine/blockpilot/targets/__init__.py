@@ -63,5 +63,8 @@ class Target(Protocol):
         depth, and puts its own key; it sees these and what lies before the anchor.
         """
 
-    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
-        """Copy keys and values of places `before` [N] of `slot` [N] to `after`: down, in rising order in a slot."""
+    def compact(self, begin: Tensor, source: Tensor, count: Tensor) -> None:
+        """Copy keys and values of places begin + source of every slot to begin + 0 … count − 1.
+
+        begin, count: [R] int64. source: [R, W] int64, rising, so that nothing moves up.
+        """

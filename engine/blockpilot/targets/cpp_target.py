@@ -223,9 +223,13 @@ class CppTarget:
         """One pass over packed rows → logits [N, V], features [N, n·H]; see `TorchTarget.forward`."""
         return self._forward(rows, tokens, position, exists, extent, rows.every, path)
 
-    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
-        """Copy keys and values of places `before` [N] of `slot` [N] to `after`, one after the other."""
-        move_places(self.cache.k, self.cache.v, slot, before, after)
+    def compact(self, begin: Tensor, source: Tensor, count: Tensor) -> None:
+        """See `Target.compact`."""
+        slots, columns = (torch.arange(n, device=begin.device) for n in source.shape)
+        kept = columns < count[:, None]
+        # What does not move goes from place 0 to place 0, which is skipped.
+        moves = [torch.where(kept, begin[:, None] + x, 0).flatten() for x in (source, columns)]
+        move_places(self.cache.k, self.cache.v, slots.repeat_interleave(len(columns)), *moves)
 
     def verify_commit(self, state: State, plan: StepPlan, noise: Tensor | None) -> tuple[Tensor, list[int]]:
         """Verify every active slot's block, choose and commit, in one call; see `Target`."""

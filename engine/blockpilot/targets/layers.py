@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from blockpilot.rows import KVCache, Rows
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
-from blockpilot_kernels.norm_rope import norm_rope, rms_norm, swiglu
+from blockpilot_kernels.norm_rope import residual_norm, swiglu
+from blockpilot_kernels.qk_rope_append import qk_rope_append
 from blockpilot_kernels.tiled_linear import PackedLinear
 
 
@@ -34,23 +35,23 @@ class Pass:
 
     Attributes:
         rows: packed rows; position: [N] absolute; cos, sin: [N, D/2] at those positions.
-        to: KV destinations from `KVCache.destination`.
+        to: [N] places from `KVCache.destination`.
         extent: [S] keys that exist per slot once this pass has written; bound: host bound on them.
-        places: [rows.total, bound] where each row of a pass with trees finds its keys, or None.
+        path: [N, P] places of each row's ancestors in a pass with trees, or None.
     """
 
     rows: Rows
     position: Tensor
     cos: Tensor
     sin: Tensor
-    to: tuple[Tensor, Tensor]
+    to: Tensor
     extent: Tensor
     bound: int
-    places: Tensor | None = None
+    path: Tensor | None = None
 
     def tiles(self, groups: int) -> AttentionTiles:
-        """Tiles of `groups` query heads per KV head; rows that find their keys by themselves share none."""
-        return self.rows.tiles(groups) if self.places is None else self.rows.single_tiles(groups)
+        """Tiles of `groups` query heads per KV head; rows of trees share none."""
+        return self.rows.tiles(groups, apart=self.path is not None)
 
 
 class DecoderLayer:
@@ -89,26 +90,44 @@ class DecoderLayer:
         self.q_norm = None if q_norm is None else q_norm.float()
         self.k_norm = None if k_norm is None else k_norm.float()
 
-    def forward(self, x: Tensor, cache: KVCache, layer: int, step: Pass) -> Tensor:
-        """x [N, H] float32 → [N, H]; writes this pass's keys and values in place."""
-        s = self.shape
-        qkv = self.qkv(rms_norm(x, self.input_norm, s.eps)).view(len(x), -1, s.head_dim)
-        q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], 1)
-        q = norm_rope(q, self.q_norm, step.cos, step.sin, s.eps)
-        k = norm_rope(k, self.k_norm, step.cos, step.sin, s.eps)
-        cache.write(layer, step.to, k, v)
+    def forward(
+        self, x: Tensor, normed: Tensor, cache: KVCache, layer: int, step: Pass, next_norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """x [N, H] float32 and its input norm → x behind the layer and its `next_norm`; writes this pass's keys and
+        values in place."""
+        s, held = self.shape, (cache.k[layer], cache.v[layer], cache.bad[layer])
+        qkv = self.qkv(normed).view(len(x), -1, s.head_dim)
+        q = qk_rope_append(qkv, self.q_norm, self.k_norm, step.cos, step.sin, step.to, *held, s.eps)
         attended = block_attention(
             q,
-            cache.k[layer],
-            cache.v[layer],
-            cache.bad[layer],
+            *held,
             step.tiles(s.groups),
             step.position,
             step.extent,
             step.bound,
             causal=self.causal,
             window=self.window,
-            places=step.places,
+            path=step.path,
         )
-        x = x + self.out(attended)
-        return x + self.down(swiglu(self.gate_up(rms_norm(x, self.post_norm, s.eps))))
+        x, normed = residual_norm(x, self.out(attended), self.post_norm, s.eps)
+        return residual_norm(x, self.down(swiglu(self.gate_up(normed))), next_norm, s.eps)
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer],
+    x: Tensor,
+    normed: Tensor,
+    cache: KVCache,
+    step: Pass,
+    last_norm: Tensor,
+    keep: Collection[int] = (),
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """x [N, H] and its input norm through every layer → what `last_norm` makes of it, and x behind layers k of `keep`,
+    by k: the embeddings are 0."""
+    states = {0: x} if 0 in keep else {}
+    after = [*(layer.input_norm for layer in layers[1:]), last_norm]
+    for i, (layer, norm) in enumerate(zip(layers, after, strict=True)):
+        x, normed = layer.forward(x, normed, cache, i, step, norm)
+        if i + 1 in keep:
+            states[i + 1] = x
+    return normed, states

@@ -10,10 +10,10 @@ from torch import Tensor
 from blockpilot.rows import KVCache, Rows, kv_bound, make_rows
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.targets.config import ModelConfig
-from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
+from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, run_layers
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.block_attention import scratch_bytes
-from blockpilot_kernels.norm_rope import rms_norm
+from blockpilot_kernels.norm_rope import block_input
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
 PREFILL_ROWS = 128
@@ -28,20 +28,6 @@ def check_features(layers: Sequence[int], count: int) -> tuple[int, ...]:
             f"(indices 0..{count}); use the drafter that was trained for this target"
         )
     return tuple(layers)
-
-
-def along(path: Tensor, position: Tensor, count: int, bound: int) -> tuple[Tensor, Tensor]:
-    """Places of the rows' own keys [N], and of the keys at every position for the first `count` rows, [count, bound].
-
-    Args:
-        path: [N, D] as in `Target.verify`. position: [N], 0 for rows that do not exist.
-    """
-    last = path.shape[1] - 1
-    own = path.gather(1, (position - path[:, 0]).clamp(0, last)[:, None])[:, 0]
-    at = torch.arange(bound, device=path.device)
-    depth = at - path[:count, :1]
-    inside = (depth >= 0) & (at <= position[:count, None])
-    return own, torch.where(inside, path[:count].gather(1, depth.clamp(0, last)), at)
 
 
 class TorchTarget:
@@ -133,17 +119,14 @@ class TorchTarget:
         self.forwards += 1
         position = torch.where(exists, position, 0)
         cos, sin = self.cos[position], self.sin[position]
-        place, places = (position, None) if path is None else along(path, position, rows.total, bound)
+        place = position
+        if path is not None:
+            place = path.gather(1, (position - path[:, 0]).clamp(0, path.shape[1] - 1)[:, None])[:, 0]
         to = self.cache.destination(rows.slot, place, exists)
-        step = Pass(rows, position, cos, sin, to, extent, bound, places)
-        x = self.embedding[tokens].float()
-        states = {0: x} if 0 in self.feature_layers else {}
-        for i, layer in enumerate(self.layers):
-            x = layer.forward(x, self.cache, i, step)
-            if i + 1 in self.feature_layers:
-                states[i + 1] = x
-        features = torch.cat([states[k] for k in self.feature_layers], -1) if states else x[:, :0]
-        return rms_norm(x, self.norm, self.shape.eps), features
+        step = Pass(rows, position, cos, sin, to, extent, bound, path)
+        x, normed = block_input(tokens, self.embedding, 1.0, self.layers[0].input_norm, self.shape.eps)
+        hidden, states = run_layers(self.layers, x, normed, self.cache, step, self.norm, self.feature_layers)
+        return hidden, torch.cat([states[k] for k in self.feature_layers], -1) if states else x[:, :0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] float32, N a multiple of 16 → [N, V] float32."""
@@ -163,9 +146,9 @@ class TorchTarget:
         hidden, features = self.forward(rows, tokens, position, exists, extent, bound, path)
         return self.logits(hidden), features
 
-    def move(self, slot: Tensor, before: Tensor, after: Tensor) -> None:
-        """Copy keys and values of places `before` [N] of `slot` [N] to `after`."""
-        self.cache.move(slot, before, after)
+    def compact(self, begin: Tensor, source: Tensor, count: Tensor) -> None:
+        """See `Target.compact`."""
+        self.cache.compact(begin, source, count)
 
     def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0, in chunks of 128 rows.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blockpilot_kernels import dispatch
 from blockpilot_kernels.block_attention import reference
-from blockpilot_kernels.block_attention.reference import KV_CHUNK, AttentionTiles
+from blockpilot_kernels.block_attention.reference import KV_CHUNK, SPAN, AttentionTiles
 from blockpilot_kernels.tiled_linear.reference import TILE
 from blockpilot_kernels.validate import expect, expect_dim
 
@@ -28,7 +28,7 @@ def block_attention(
     *,
     causal: bool,
     window: int | None = None,
-    places: Tensor | None = None,
+    path: Tensor | None = None,
 ) -> Tensor:
     """softmax(q·Kᵀ/√D)·V for packed query rows over their slots' cached keys, summed in float32.
 
@@ -47,31 +47,29 @@ def block_attention(
         bound: multiple of 64, at least the largest extent among the slots.
         causal: keys at positions ≤ the row's; otherwise every key of the slot.
         window: sliding window length; |position − key| < window.
-        places: [n_slots, bound] int64, where the key of each position lies for the rows of an entry of
-            `tiles.slots`; None: at the place of its number. A row of a tree is an entry of its own: the keys it sees
-            are summed as though they lay side by side.
+        path: [N, P] int64, for trees: the place of the key of each row's ancestor, the anchor first and rising, its own
+            the last that counts; the keys before the anchor lie at the places of their positions. A row sees these
+            alone, summed as though they lay side by side. `tiles` were built `apart`, `causal` is True, and a slot has
+            no more keys behind its anchor than rows. None: every key lies at the place of its position.
 
     Returns:
         [N, Hq·D] float32; rows that are padding are 0.
 
     Raises:
-        ValueError: wrong shape, dtype, strides or device, or `places` on the triton backend.
+        ValueError: wrong shape, dtype, strides or device; a path without `causal`, or with more than 64 query heads a
+            KV head.
     """
     _validate(q, k_cache, v_cache, bad, position, extent)
     _validate_tiles(q, k_cache.shape[1], tiles)
     _validate_keys(k_cache, bound, window)
+    _validate_path(q, k_cache.shape[1], causal, path)
     given = (q, k_cache, v_cache, bad, tiles, position, extent, bound)
     if dispatch.backend_for("block_attention", q) == "triton":
-        if places is not None:
-            raise ValueError(
-                "block_attention: places: expected None on the triton backend, which verifies chains only; set "
-                f"{dispatch.ENVIRONMENT}=reference"
-            )
         from blockpilot_kernels.block_attention import kernel
 
         # Every position is below the capacity, so a longer window sees the same keys, and 32 bits hold this one.
-        return kernel.block_attention(*given, causal, window and min(window, k_cache.shape[2]))
-    return reference.block_attention(*given, causal=causal, window=window, places=places)
+        return kernel.block_attention(*given, causal, window and min(window, k_cache.shape[2]), path)
+    return reference.block_attention(*given, causal=causal, window=window, path=path)
 
 
 def scratch_bytes(tiles: int, kv_heads: int, dim: int, keys: int, device: str) -> int:
@@ -128,3 +126,19 @@ def _validate_keys(k: Tensor, bound: int, window: int | None) -> None:
         )
     if window is not None and window < 1:
         raise ValueError(f"block_attention: window: expected None or at least 1, got {window}")
+
+
+def _validate_path(q: Tensor, kv_heads: int, causal: bool, path: Tensor | None) -> None:
+    if path is None:
+        return
+    op, (rows, heads, _) = "block_attention", q.shape
+    expect_dim(op, "path", path, 2)
+    expect(op, "path", path, torch.int64, (rows, path.shape[1]), q)
+    if not causal:
+        raise ValueError(
+            f"{op}: causal: expected True with a path, got False; a node sees its ancestors alone"
+        )
+    if heads // kv_heads > SPAN:
+        raise ValueError(
+            f"{op}: q: expected at most {SPAN} heads a KV head with a path, got {heads // kv_heads}; draft chains"
+        )

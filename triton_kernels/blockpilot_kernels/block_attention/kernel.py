@@ -1,8 +1,11 @@
-"""Triton kernels and launcher of `block_attention`: keys in chunks at fixed positions, then the chunks in order.
+"""Triton kernel and launcher of `block_attention`: keys in chunks at fixed positions, then the chunks in order.
 
 A program takes up to 64 (query, head) rows of one slot that share a KV head, and one chunk of its keys. Tiles have the
 same shape whatever there is to do, and a block of keys that is masked for a row multiplies its sums by 1 and adds 0:
 neither the rows beside it, nor the chunks behind it, nor the bound change a row's bits.
+
+The rows of a tree share the chunks before the one that their anchor is in. From there on, each is a program of its own,
+which finds its keys along its path and sums them at their positions.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blockpilot_kernels.block_attention.combine import combine_kernel
 from blockpilot_kernels.block_attention.reference import SPAN, AttentionTiles
 
 CHUNK = 512  # keys of one program
@@ -60,18 +64,25 @@ def _add_scores(score, top, mass):
 
 @triton.jit
 def _sums(
-    q, K, V, BAD, position, begin, end, extent, scale,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, PRODUCT: tl.constexpr, KEYS: tl.constexpr,
+    q, K, V, BAD, PATH, position, begin, end, extent, anchor, deepest, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, D: tl.constexpr, PRODUCT: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Weighted values [M, BLOCK_D], highest score and mass [M] of queries q [M, BLOCK_D] over keys begin … end − 1."""
+    """Weighted values [M, BLOCK_D], highest score and mass [M] of queries q [M, BLOCK_D] over keys begin … end − 1.
+    PATH is that of the one row that looks behind its anchor."""
     d = tl.arange(0, q.shape[1])
     acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
     top = tl.full([q.shape[0]], LOWEST, tl.float32)
     mass = tl.zeros([q.shape[0]], tl.float32)
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
-        bad = tl.load(BAD + key, mask=key < extent, other=1) != 0
-        o_k = key[:, None] * D + d[None, :]
+        place = key
+        if TREE:
+            m_path = (key >= anchor) & (key - anchor < deepest)
+            place = tl.load(PATH + key - anchor, mask=m_path, other=0).to(tl.int32)
+            place = tl.where(m_path, place, key)
+        bad = tl.load(BAD + place, mask=key < extent, other=1) != 0
+        o_k = place[:, None] * D + d[None, :]
         readable = (bad == 0)[:, None] & (d < D)[None, :]
         k = tl.load(K + o_k, mask=readable, other=0.0).to(PRODUCT)
         score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
@@ -85,22 +96,38 @@ def _sums(
     return acc, top, mass
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit
+def _part_of_tree(i_c, count, anchor, chunks, GROUPS: tl.constexpr, TAILS: tl.constexpr, CHUNK: tl.constexpr):
+    """Queries (first, last + 1) of a span and the chunk that a program takes: all of them in a chunk before the
+    anchor's, or those of one row in one of the TAILS chunks that a path may be in."""
+    tail, chunk = i_c - chunks, anchor // CHUNK
+    alone = tail >= 0
+    first = tl.where(alone, tail // TAILS * GROUPS, 0)
+    last = tl.where(alone, tl.minimum(first + GROUPS, count), tl.where(i_c < chunk, count, 0))
+    return first, last, tl.where(alone, chunk + tail % TAILS, i_c)
+
+
+@triton.jit(do_not_specialize=["chunks", "deepest"])
 def attend_kernel(
-    Q, K, V, BAD, SPANS, POSITION, EXTENT, OUT, PART, TOP, MASS,
-    q_row, q_head, kv_slot, kv_head, length, heads, chunks, scale,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr,
-    PRODUCT: tl.constexpr, M: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
+    Q, K, V, BAD, SPANS, POSITION, EXTENT, PATH, OUT, PART, TOP, MASS,
+    q_row, q_head, kv_slot, kv_head, length, heads, chunks, deepest, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TAILS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr,
+    WHOLE: tl.constexpr, PRODUCT: tl.constexpr, M: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """ROWS of a span's M queries, one KV head, one chunk. To OUT [N, heads · D] if WHOLE, else sums to PART [spans,
     KV heads, chunks, M, D], with the highest score and the mass of each row in TOP and MASS; nothing for chunks past
-    the slot's keys."""
+    the slot's keys. PATH [N, deepest] if TAILS > 0."""
     i_s, i_h, i_c = tl.program_id(0) // (M // ROWS), tl.program_id(1), tl.program_id(2)
-    o_m = tl.program_id(0) % (M // ROWS) * ROWS
     p_span = SPANS + i_s * 3
     slot, first, count = tl.load(p_span).to(tl.int64), tl.load(p_span + 1), tl.load(p_span + 2)
-    extent = tl.load(EXTENT + slot).to(tl.int32)
+    extent = tl.load(EXTENT + slot, mask=slot >= 0, other=0).to(tl.int32)
+    o_m, anchor = 0, 0
+    if TAILS > 0:
+        anchor = tl.load(PATH + (first // GROUPS).to(tl.int64) * deepest).to(tl.int32)
+        o_m, count, i_c = _part_of_tree(i_c, count, anchor, chunks, GROUPS, TAILS, CHUNK)
+        PATH += ((first + o_m) // GROUPS).to(tl.int64) * deepest
+    o_m += tl.program_id(0) % (M // ROWS) * ROWS
     if (o_m >= count) | ((i_c > 0) & (i_c * CHUNK >= extent)):
         return
     m, d = o_m + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
@@ -116,11 +143,11 @@ def attend_kernel(
     lowest, last = _key_range(position, m_q, extent, CAUSAL, WINDOW)
     begin, end = tl.maximum(lowest // KEYS * KEYS, i_c * CHUNK), tl.minimum(last, (i_c + 1) * CHUNK)
     acc, top, mass = _sums(
-        q, K + o_kv, V + o_kv, BAD + slot * length, position, begin, end, extent, scale,
-        CAUSAL, WINDOW, D, PRODUCT, KEYS,
+        q, K + o_kv, V + o_kv, BAD + slot * length, PATH, position, begin, end, extent, anchor, deepest, scale,
+        CAUSAL, WINDOW, TAILS > 0, D, PRODUCT, KEYS,
     )  # fmt: skip
     if WHOLE:
-        mass = tl.where(m_q, mass, 1.0)
+        mass = tl.where(m_q & (slot >= 0), mass, 1.0)
         o_out = row.to(tl.int64) * (heads * D) + head * D
         # −0 becomes 0, as it does where chunks are combined.
         tl.store(OUT + o_out[:, None] + d[None, :], (acc + 0.0) / mass[:, None], mask=m_qd)
@@ -129,43 +156,6 @@ def attend_kernel(
         tl.store(TOP + o_part, tl.where(mass == mass, top, HIGHEST), mask=m_q)  # NaN is not skipped
         tl.store(MASS + o_part, mass, mask=m_q)
         tl.store(PART + o_part[:, None] * D + d[None, :], acc, mask=m_qd & (mass != 0.0)[:, None])
-
-
-@triton.jit(do_not_specialize=["chunks"])
-def combine_kernel(
-    PART, TOP, MASS, SPANS, EXTENT, OUT, heads, chunks,
-    GROUPS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
-    """ROWS queries of a span and KV head over its chunks, in order of position. A chunk a row saw nothing of is
-    skipped."""
-    i_h = tl.program_id(1)
-    p_span = SPANS + tl.program_id(0) * 3
-    slot, first, count = tl.load(p_span).to(tl.int64), tl.load(p_span + 1), tl.load(p_span + 2)
-    m, d = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    if tl.program_id(2) * ROWS >= count:
-        return
-    m_q, m_d = m < count, d < D
-    o_part = (tl.program_id(0) * tl.num_programs(1) + i_h).to(tl.int64) * chunks * M + m
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    top = tl.full([ROWS], LOWEST, tl.float32)
-    mass = tl.zeros([ROWS], tl.float32)
-    for _ in range(tl.cdiv(tl.load(EXTENT + slot).to(tl.int32), CHUNK)):
-        its_top = tl.load(TOP + o_part, mask=m_q, other=LOWEST)
-        m_seen = its_top != LOWEST
-        its_mass = tl.load(MASS + o_part, mask=m_seen, other=0.0)
-        m_part = m_seen[:, None] & m_d[None, :]
-        part = tl.load(PART + o_part[:, None] * D + d[None, :], mask=m_part, other=0.0)
-        higher = tl.maximum(top, its_top)
-        base = tl.where(higher == LOWEST, 0.0, higher)
-        kept, added = tl.exp(top - base), tl.exp(its_top - base)
-        mass = mass * kept + its_mass * added
-        acc = acc * kept[:, None] + part * added[:, None]
-        top = higher
-        o_part += M
-    mass = tl.where(m_q, mass, 1.0)
-    o_out = (first + m).to(tl.int64) // GROUPS * (heads * D) + (i_h * GROUPS + (first + m) % GROUPS) * D
-    tl.store(OUT + o_out[:, None] + d[None, :], acc / mass[:, None], mask=m_q[:, None] & m_d[None, :])
 
 
 @dataclass(frozen=True)
@@ -192,7 +182,7 @@ class Launch:
         # A float32 is split in three for tensor cores, so that each operand takes twice its place.
         if dtype == torch.float32:
             return cls(tl.float32, 16, 32, 8, {**options, "num_stages": 1})
-        return cls(TYPES[dtype], SPAN, 32 if dim > 128 else 64, 8, options)
+        return cls(TYPES[dtype], SPAN, 32 if dim > 64 else 64, 8, options)
 
 
 def block_attention(
@@ -206,16 +196,18 @@ def block_attention(
     bound: int,
     causal: bool,
     window: int | None,
+    path: Tensor | None,
 ) -> Tensor:
     """See `blockpilot_kernels.block_attention.block_attention`."""
     n, heads, dim = q.shape
-    out = q.new_zeros((n, heads * dim))
+    out = q.new_empty((n, heads * dim))
     chunks = triton.cdiv(bound, CHUNK)
     if q.stride(2) != 1:
         q = q.contiguous()
     given = (q, k_cache, v_cache, bad.view(torch.int8))
+    where = (position.contiguous(), extent.contiguous(), None if path is None else path.contiguous())
     for spans in tiles.spans.split(wave(len(tiles.spans), k_cache.shape[1], chunks, dim)):
-        _attend(*given, spans, position.contiguous(), extent.contiguous(), out, chunks, causal, window)
+        _attend(*given, spans, *where, out, chunks, causal, window)
     return out
 
 
@@ -250,6 +242,7 @@ def _attend(
     spans: Tensor,
     position: Tensor,
     extent: Tensor,
+    path: Tensor | None,
     out: Tensor,
     chunks: int,
     causal: bool,
@@ -258,16 +251,19 @@ def _attend(
     """Fill the rows of `spans` in `out`."""
     if len(spans) == 0:
         return
-    heads, dim = q.shape[1:]
+    rows, heads, dim = q.shape
     kv_heads, launch = k.shape[1], Launch.of(k.dtype, dim, q.is_cuda)
     fixed = sizes(heads // kv_heads, dim)
-    whole = chunks == 1
+    whole, groups = chunks == 1, fixed["GROUPS"]
+    # A slot has no more keys behind its anchor than rows.
+    tails = 0 if path is None else min(chunks, 1 + triton.cdiv(rows - 1, CHUNK))
+    parts = chunks + tails * min(rows, SPAN // groups)
     shape = (0,) if whole else (len(spans), kv_heads, chunks, SPAN)
     part, top, mass = q.new_empty((*shape, dim)), q.new_empty(shape), q.new_empty(shape)
-    attend_kernel[(len(spans) * (SPAN // launch.rows), kv_heads, chunks)](
-        q, k, v, bad, spans, position, extent, out, part, top, mass,
-        *q.stride()[:2], *k.stride()[:2], bad.stride(0), heads, chunks, dim**-0.5,
-        CAUSAL=causal, WINDOW=window or 0, WHOLE=whole, PRODUCT=launch.product, KEYS=launch.keys,
+    attend_kernel[(len(spans) * (SPAN // launch.rows), kv_heads, parts)](
+        q, k, v, bad, spans, position, extent, position if path is None else path, out, part, top, mass,
+        *q.stride()[:2], *k.stride()[:2], bad.stride(0), heads, chunks, 0 if path is None else path.shape[1], dim**-0.5,
+        CAUSAL=causal, WINDOW=window or 0, TAILS=tails, WHOLE=whole, PRODUCT=launch.product, KEYS=launch.keys,
         ROWS=launch.rows, **fixed, **launch.options,
     )  # fmt: skip
     if not whole:

@@ -25,12 +25,13 @@ class AttentionTiles:
     """Where each packed row's heads sit in tiles of 16 query rows of one slot.
 
     Attributes:
-        slots: [n_slots] cache slots, one per slot with rows.
+        slots: [n_slots] cache slots, one per slot with rows, or per row of a pass with trees.
         slot_index: [T] index into `slots` for each tile.
         gather: [T, 16] index into the N·G (row, head-in-group) queries; N·G marks padding.
         row: [T, 16] packed row of each query; N marks padding.
         scatter: [N·G] flat tile position of each query; T·16 where a packed row is padding.
-        spans: [P, 3] int32, the same queries in pieces of at most 64: slot, first query, number of queries.
+        spans: [P, 3] int32, every query in pieces of at most 64, whole rows of one slot: slot, first query, number of
+            queries. Padding rows are in pieces of slot −1.
     """
 
     slots: Tensor
@@ -55,29 +56,51 @@ class AttentionTiles:
         return found
 
     @classmethod
-    def build(cls, slots: Sequence[int], counts: Sequence[int], padded: int, groups: int) -> AttentionTiles:
-        """Tiles for `counts[i]` consecutive packed rows of `slots[i]`, `padded` packed rows in all."""
-        tile_slot, gather, spans = [], [], []
-        start = 0
-        for i, count in enumerate(counts):
-            queries = list(range(start * groups, (start + count) * groups))
+    def build(
+        cls,
+        slots: Sequence[int],
+        counts: Sequence[int],
+        padded: int,
+        groups: int,
+        *,
+        apart: bool = False,
+    ) -> AttentionTiles:
+        """Tiles for `counts[i]` consecutive packed rows of `slots[i]`, `padded` packed rows in all.
+
+        apart: each row is an entry of its own in `slots`, as rows of trees are.
+        """
+        entries = [
+            (s, 1 if apart else c)
+            for s, c in zip(slots, counts, strict=True)
+            for _ in range(c if apart else 1)
+        ]
+        tile_slot, gather, at = [], [], 0
+        for i, (_, count) in enumerate(entries):
+            queries = list(range(at, at + count * groups))
             for t in range(0, len(queries), TILE):
                 tile = queries[t : t + TILE]
                 tile_slot.append(i)
                 gather.append(tile + [padded * groups] * (TILE - len(tile)))
-            spans += [[slots[i], t, min(SPAN, queries[-1] + 1 - t)] for t in queries[::SPAN]]
-            start += count
+            at += count * groups
         index = torch.tensor(gather, dtype=torch.long).view(-1, TILE)
         scatter = torch.full((padded * groups + 1,), index.numel())
         scatter[index.flatten()] = torch.arange(index.numel())
-        pieces = torch.tensor(spans, dtype=torch.int32).view(-1, 3)
         row, back = index // groups, scatter[:-1].clone()
-        entries, entry = (torch.tensor(t, dtype=torch.long) for t in (slots, tile_slot))
-        return cls(entries, entry, index, row, back, pieces)
+        where, entry = (torch.tensor(t, dtype=torch.long) for t in ([s for s, _ in entries], tile_slot))
+        return cls(where, entry, index, row, back, _spans(slots, counts, padded, groups))
 
     def to(self, device: torch.device) -> AttentionTiles:
         """The same tiles on `device`."""
         return AttentionTiles(*(getattr(self, f).to(device) for f in self.__dataclass_fields__))
+
+
+def _spans(slots: Sequence[int], counts: Sequence[int], padded: int, groups: int) -> Tensor:
+    spans, at, most = [], 0, SPAN // groups * groups or SPAN
+    for slot, count in zip((*slots, -1), (*counts, padded - sum(counts)), strict=True):
+        end = at + count * groups
+        spans += [[slot, first, min(most, end - first)] for first in range(at, end, most)]
+        at = end
+    return torch.tensor(spans, dtype=torch.int32).view(-1, 3)
 
 
 def block_attention(
@@ -92,13 +115,14 @@ def block_attention(
     *,
     causal: bool,
     window: int | None = None,
-    places: Tensor | None = None,
+    path: Tensor | None = None,
 ) -> Tensor:
     """See `blockpilot_kernels.block_attention.block_attention`."""
     n, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     parts: Iterable[tuple[AttentionTiles, Tensor | None]] = [(tiles, None)]
-    if places is not None:
+    if path is not None:
+        places = _along(path, position, len(tiles.slots), bound)
         parts = zip(tiles.parts(ENTRIES), places.split(ENTRIES), strict=True)
     done = []
     for part, found in parts:
@@ -110,6 +134,14 @@ def block_attention(
     out = torch.cat(done, 1)
     flat = torch.cat([out.flatten(1, 2), out.new_zeros(kv_heads, 1, dim)], 1)
     return flat[:, tiles.scatter].view(kv_heads, n, heads // kv_heads, dim).transpose(0, 1).reshape(n, -1)
+
+
+def _along(path: Tensor, position: Tensor, count: int, bound: int) -> Tensor:
+    """Places of the keys at every position for the first `count` rows, [count, bound]."""
+    at = torch.arange(bound, device=path.device)
+    depth = at - path[:count, :1]
+    inside = (depth >= 0) & (at <= position[:count, None])
+    return torch.where(inside, path[:count].gather(1, depth.clamp(0, path.shape[1] - 1)), at)
 
 
 def _load(

@@ -39,9 +39,9 @@ def draft_tree(
     if backend == "cpp":
         return torch.ops.blockpilot.draft_tree(score, deepest, budget, nodes)
     if backend == "triton":
-        raise ValueError(
-            f"draft_tree: expected the reference or cpp backend, got triton; set {dispatch.ENVIRONMENT}=reference"
-        )
+        from blockpilot_kernels.draft_tree import kernel
+
+        return kernel.draft_tree(score, deepest, budget, nodes)
     return reference.draft_tree(score, deepest, budget, nodes)
 
 

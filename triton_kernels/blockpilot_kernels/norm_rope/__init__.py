@@ -1,4 +1,4 @@
-"""Norm, rotary embedding and gated activation whose bits do not depend on a value's place in memory."""
+"""Norms, what is added or looked up before them, and gated activation: a row's bits are its own wherever it lies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockpilot_kernels.norm_rope import reference
 from blockpilot_kernels.norm_rope.reference import apply_rope
 from blockpilot_kernels.validate import expect, expect_dim
 
-__all__ = ["apply_rope", "norm_rope", "rms_norm", "swiglu"]
+__all__ = ["apply_rope", "block_input", "residual_norm", "rms_norm", "swiglu"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -34,25 +34,55 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return reference.rms_norm(x, weight, eps)
 
 
-def norm_rope(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """`rms_norm` of each head, unless there is no weight, then the rotation of its halves (RoFormer, 2104.09864).
+def residual_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + y and its `rms_norm`.
 
     Args:
-        x: [n, heads, D] float32, any strides. weight: [D] float32 or None.
-        cos, sin: [n, D/2] float32 at the rows' positions.
+        x, y: [N, H] float32. weight: [H] float32.
 
     Returns:
-        [n, heads, D] float32. Rows that are padding give anything and change no other.
+        [N, H] float32 each.
 
     Raises:
-        ValueError: wrong shape, dtype or device, or an odd D.
+        ValueError: wrong shape, dtype or device.
     """
-    _validate(x, weight, cos, sin)
+    expect_dim("residual_norm", "x", x, 2)
+    expect("residual_norm", "x", x, torch.float32, tuple(x.shape), x)
+    expect("residual_norm", "y", y, torch.float32, tuple(x.shape), x)
+    expect("residual_norm", "weight", weight, torch.float32, tuple(x.shape[1:]), x)
     if dispatch.backend_for("norm_rope", x) == "triton":
         from blockpilot_kernels.norm_rope import kernel
 
-        return kernel.norm_rope(x, weight, cos, sin, eps)
-    return apply_rope(x if weight is None else reference.rms_norm(x, weight, eps), cos, sin)
+        return kernel.residual_norm(x, y, weight, eps)
+    total = x + y
+    return total, reference.rms_norm(total, weight, eps)
+
+
+def block_input(
+    tokens: Tensor, table: Tensor, scale: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Rows of an embedding table times a factor, and their `rms_norm`: what the first layer of a pass reads.
+
+    Args:
+        tokens: [N] int64 in [0, V). table: [V, H] float32 or bfloat16, contiguous. weight: [H] float32.
+
+    Returns:
+        [N, H] float32 each.
+
+    Raises:
+        ValueError: wrong shape, dtype or device.
+    """
+    op = "block_input"
+    expect_dim(op, "tokens", tokens, 1)
+    expect_dim(op, "table", table, 2)
+    expect(op, "tokens", tokens, torch.int64, tuple(tokens.shape), table)
+    expect(op, "weight", weight, torch.float32, tuple(table.shape[1:]), table)
+    if dispatch.backend_for("norm_rope", table) == "triton":
+        from blockpilot_kernels.norm_rope import kernel
+
+        return kernel.block_input(tokens, table, scale, weight, eps)
+    x = table[tokens].float() * scale
+    return x, reference.rms_norm(x, weight, eps)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -75,13 +105,3 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
         return kernel.swiglu(gate_up)
     return reference.swiglu(gate_up)
-
-
-def _validate(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor) -> None:
-    expect_dim("norm_rope", "x", x, 3)
-    rows, heads, dim = x.shape
-    expect("norm_rope", "x", x, torch.float32, (rows, heads, dim // 2 * 2), x)
-    if weight is not None:
-        expect("norm_rope", "weight", weight, torch.float32, (dim,), x)
-    for name, table in (("cos", cos), ("sin", sin)):
-        expect("norm_rope", name, table, torch.float32, (rows, dim // 2), x)

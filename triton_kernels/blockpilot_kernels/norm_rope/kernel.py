@@ -1,4 +1,4 @@
-"""Triton kernels and launchers of `rms_norm`, `norm_rope` and `swiglu`.
+"""Triton kernels and launchers of `rms_norm`, `residual_norm`, `block_input` and `swiglu`.
 
 A row is summed by one program over a range that its length alone decides, so nothing beside it can change its bits.
 """
@@ -15,12 +15,17 @@ from blockpilot_kernels.offsets import row_offsets
 # Rows of one program. The interpreter pays per program, a GPU wants many of them.
 ROWS_CUDA = 1
 ROWS_INTERPRETER = 128
-HEADS_CUDA = 8  # (row, head) pairs
-HEADS_INTERPRETER = 512
 COLUMNS = 1024  # of one program of swiglu
 LONG = 8192  # elements of a row above which it takes more warps
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 LONG_OPTIONS = {"num_warps": 16, "enable_fp_fusion": False}
+
+
+@triton.jit
+def _normed(x, WEIGHT, i, eps, H: tl.constexpr):
+    """x [ROWS, BLOCK], 0 beyond H."""
+    weight = tl.load(WEIGHT + i, mask=i < H, other=0.0)
+    return x * tl.rsqrt(tl.sum(x * x, 1) / H + eps)[:, None] * weight[None, :]
 
 
 @triton.jit
@@ -31,35 +36,36 @@ def rms_norm_kernel(X, WEIGHT, OUT, N, eps, H: tl.constexpr, ROWS: tl.constexpr,
     m = (r < N)[:, None] & (i < H)[None, :]
     o = row_offsets(r, i, H)
     x = tl.load(X + o, mask=m, other=0.0)
-    weight = tl.load(WEIGHT + i, mask=i < H, other=0.0)
-    scale = tl.rsqrt(tl.sum(x * x, 1) / H + eps)
-    tl.store(OUT + o, x * scale[:, None] * weight[None, :], mask=m)
+    tl.store(OUT + o, _normed(x, WEIGHT, i, eps, H), mask=m)
 
 
 @triton.jit
-def norm_rope_kernel(
-    X, WEIGHT, COS, SIN, OUT, N, row_stride, head_stride, eps,
-    HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """ROWS (row, head) pairs of X, N of them in all; OUT [N, D] row-major, COS and SIN [N / HEADS, D/2]."""
+def residual_norm_kernel(
+    X, Y, WEIGHT, SUM, OUT, N, eps, H: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """X, Y, SUM, OUT [N, H] row-major."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, BLOCK)
-    m_i = i < D // 2
-    m = (r < N)[:, None] & m_i[None, :]
-    row = (r // HEADS).to(tl.int64)
-    p_x = X + (row * row_stride + r % HEADS * head_stride)[:, None] + i[None, :]
-    a = tl.load(p_x, mask=m, other=0.0)
-    b = tl.load(p_x + D // 2, mask=m, other=0.0)
-    if NORM:
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)
-        a = a * scale[:, None] * tl.load(WEIGHT + i, mask=m_i, other=0.0)[None, :]
-        b = b * scale[:, None] * tl.load(WEIGHT + D // 2 + i, mask=m_i, other=0.0)[None, :]
-    o_table = row_offsets(row, i, D // 2)
-    cos = tl.load(COS + o_table, mask=m, other=0.0)
-    sin = tl.load(SIN + o_table, mask=m, other=0.0)
-    p_out = OUT + row_offsets(r, i, D)
-    tl.store(p_out, a * cos - b * sin, mask=m)
-    tl.store(p_out + D // 2, b * cos + a * sin, mask=m)
+    m = (r < N)[:, None] & (i < H)[None, :]
+    o = row_offsets(r, i, H)
+    x = tl.load(X + o, mask=m, other=0.0) + tl.load(Y + o, mask=m, other=0.0)
+    tl.store(SUM + o, x, mask=m)
+    tl.store(OUT + o, _normed(x, WEIGHT, i, eps, H), mask=m)
+
+
+@triton.jit
+def block_input_kernel(
+    TOKENS, TABLE, WEIGHT, X, OUT, N, scale, eps, H: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """TABLE [V, H], X, OUT [N, H] row-major."""
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, BLOCK)
+    m = (r < N)[:, None] & (i < H)[None, :]
+    token = tl.load(TOKENS + r, mask=r < N, other=0)
+    x = tl.load(TABLE + row_offsets(token, i, H), mask=m, other=0.0).to(tl.float32) * scale
+    o = row_offsets(r, i, H)
+    tl.store(X + o, x, mask=m)
+    tl.store(OUT + o, _normed(x, WEIGHT, i, eps, H), mask=m)
 
 
 @triton.jit
@@ -77,35 +83,42 @@ def swiglu_kernel(X, OUT, N, WIDTH, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `blockpilot_kernels.norm_rope.rms_norm`."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    width = x.shape[-1]
-    if out.numel() == 0:
-        return out
-    rows = out.numel() // width
-    block = triton.next_power_of_2(width)
-    each = ROWS_CUDA if x.is_cuda else ROWS_INTERPRETER
-    rms_norm_kernel[(triton.cdiv(rows, each),)](
-        x.contiguous(), weight.contiguous(), out, rows, eps,
-        H=width, ROWS=each, BLOCK=block, **(LONG_OPTIONS if block > LONG else OPTIONS),
-    )  # fmt: skip
+    if out.numel() > 0:
+        rows, grid, fixed = _rows(out)
+        rms_norm_kernel[grid](x.contiguous(), weight.contiguous(), out, rows, eps, **fixed)
     return out
 
 
-def norm_rope(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """See `blockpilot_kernels.norm_rope.norm_rope`."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if out.numel() == 0:
-        return out
-    if x.stride(2) != 1:
-        x = x.contiguous()
-    n, heads, dim = x.shape
-    each = HEADS_CUDA if x.is_cuda else HEADS_INTERPRETER
-    norm_rope_kernel[(triton.cdiv(n * heads, each),)](
-        x, cos if weight is None else weight.contiguous(), cos.contiguous(), sin.contiguous(), out,
-        n * heads, x.stride(0), x.stride(1), eps,
-        HEADS=heads, D=dim, NORM=weight is not None, ROWS=each, BLOCK=triton.next_power_of_2(dim // 2),
-        **OPTIONS,
-    )  # fmt: skip
-    return out
+def residual_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `blockpilot_kernels.norm_rope.residual_norm`."""
+    total, out = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    if out.numel() > 0:
+        rows, grid, fixed = _rows(out)
+        given = [t.contiguous() for t in (x, y, weight)]
+        residual_norm_kernel[grid](*given, total, out, rows, eps, **fixed)
+    return total, out
+
+
+def block_input(
+    tokens: Tensor, table: Tensor, scale: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See `blockpilot_kernels.norm_rope.block_input`."""
+    shape = (len(tokens), table.shape[1])
+    x, out = (weight.new_empty(shape) for _ in range(2))
+    if out.numel() > 0:
+        rows, grid, fixed = _rows(out)
+        given = [t.contiguous() for t in (tokens, table, weight)]
+        block_input_kernel[grid](*given, x, out, rows, scale, eps, **fixed)
+    return x, out
+
+
+def _rows(out: Tensor) -> tuple[int, tuple[int, ...], dict[str, int | bool]]:
+    """Rows, grid, and what a kernel over whole rows of `out` [..., H] is compiled for."""
+    width = out.shape[-1]
+    rows, block = out.numel() // width, triton.next_power_of_2(width)
+    each = ROWS_CUDA if out.is_cuda else ROWS_INTERPRETER
+    options = LONG_OPTIONS if block > LONG else OPTIONS
+    return rows, (triton.cdiv(rows, each),), {"H": width, "ROWS": each, "BLOCK": block, **options}
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blockpilot_kernels import dispatch
+
 TILE = 16
 
 
@@ -33,7 +35,8 @@ def _onednn_packs(weight: Tensor) -> bool:
 
 
 class PackedLinear:
-    """y = x·Wᵀ + b with fp32 input and output, computed 16 rows at a time.
+    """y = x·Wᵀ + b with fp32 input and output, computed 16 rows at a time, or 64 by the Triton kernel where that is the
+    backend when the weight is packed.
 
     `dtype` bfloat16 rounds the weight and the input to bf16 and accumulates in fp32. A CPU without bf16 matrix
     instructions keeps the rounded weight in fp32, which is the same product at a usable speed.
@@ -60,13 +63,19 @@ class PackedLinear:
         self.bytes = w.numel() * w.element_size()
         self._pad_k = pad_k
         self._bias = None if bias is None else bias.float()
-        self._packed = _onednn_packs(w)
+        self._triton = dispatch.backend_of(w.device.type) == "triton"
+        self._packed = not self._triton and _onednn_packs(w)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(w, TILE) if self._packed else w
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [n·16, in_features] float32 → [n·16, out_features] float32."""
         if x.shape[0] % TILE:
             raise ValueError(f"x: expected a multiple of {TILE} rows, got {x.shape[0]}; use pad_rows")
+        dispatch.count("tiled_linear", "triton" if self._triton else "reference")
+        if self._triton:
+            from blockpilot_kernels.tiled_linear import kernel
+
+            return kernel.linear(x, self._weight, self._bias, self.out_features, self.rounds)
         if self.rounds:
             x = x.to(torch.bfloat16)
         x = F.pad(x.to(self.dtype), (0, self._pad_k)).contiguous()
