@@ -9,10 +9,12 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from blockpilot import LLM, Output, SamplingParams
+from blockpilot import LLM, Output, SamplingParams, recorders
 from blockpilot.graphs import Graphs
 from blockpilot_kernels import dispatch
+from blockpilot_kernels.step_loop import loop_error
 from device_setup import Setup
 
 VOCAB = 48  # of the tests' tokenizer
@@ -71,6 +73,28 @@ def compare(setup: Setup, dtype: str) -> dict[str, Any]:
     }
     complete = [width for width, counts in seen.items() if counts == list(range(int(width)))]
     return {"same": same, "seen": seen, "complete": complete, "launches": graphs is not None}
+
+
+def loop_is_the_same(setup: Setup) -> dict[str, Any]:
+    """Whether a loop on the device gives what repeating by the host does, stops in the middle of launches included."""
+    if lacking := None if setup.dry else loop_error():
+        return {"absent": lacking}
+    asked = [[3 + i, 5] for i in range(setup.size(8, 2))]
+    params = replace(MODES["banned"], min_new_tokens=1, max_new_tokens=setup.size(48, 12), width=4)
+    with tiny_pair(setup, "bfloat16", slots=4) as llm:
+        looped = _ids(llm.generate(asked, params))
+        with by_the_host():
+            s = llm._scheduler
+            s.graphs = Graphs(s.state, s.target, s.drafter, setup.recorder)
+            repeated = _ids(llm.generate(asked, params))
+    return {"same": looped == repeated}
+
+
+@contextmanager
+def by_the_host() -> Iterator[None]:
+    """Graphs recorded inside are repeated by the host, even where the device could."""
+    with mock.patch.object(recorders, "loop_error", lambda: "left out, to compare with"):
+        yield
 
 
 def _ids(outputs: list[Output]) -> list[list[int]]:

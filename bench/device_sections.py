@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,12 @@ import torch
 
 from blockpilot import LLM, SamplingParams
 from blockpilot.cli.machine import hardware, versions
+from blockpilot.recorders import how
 from blockpilot.targets import hub
 from blockpilot_kernels import dispatch
+from blockpilot_kernels.step_loop import LIBRARY
 from device_check import HIDDEN, SECTIONS, TAIL, bounded
-from device_exact import compare, tiny_pair
+from device_exact import by_the_host, compare, loop_is_the_same, tiny_pair
 from device_kernels import cases
 from device_setup import Put, Setup, Skip
 from device_steps import steps
@@ -66,6 +69,8 @@ def probe(setup: Setup, put: Put) -> None:
     put("hardware", hardware())
     put("versions", versions())
     put("ops", dispatch.explain(setup.device.type))
+    put("loop", "not built in a dry run" if setup.dry else _build_loop())
+    put("steps", how())
     put("tools", {name: shutil.which(name) for name in ("nvcc", "compute-sanitizer", "ncu")})
     if not setup.dry:
         free, total = torch.cuda.mem_get_info()
@@ -117,12 +122,15 @@ def errors(setup: Setup, put: Put) -> None:
 def exact(setup: Setup, put: Put) -> None:
     """Answers of a tiny pair do not depend on graphs, width, slot or batch; every accepted count occurred."""
     for dtype in ("float32", "bfloat16"):
-        found = compare(setup, dtype)
+        with by_the_host():
+            found = compare(setup, dtype)
         put(dtype, found)
-        if not all(found["same"].values()):
-            raise RuntimeError(
-                f"{dtype}: {[name for name, same in found['same'].items() if not same]} differ"
-            )
+        if different := [name for name, same in found["same"].items() if not same]:
+            raise RuntimeError(f"{dtype}: answers depend on {', '.join(different)}")
+    found = loop_is_the_same(setup)
+    put("loop", found)
+    if not found.get("same", True):
+        raise RuntimeError("a loop on the device gives other answers")
 
 
 def sanitizer(setup: Setup, put: Put) -> None:
@@ -201,6 +209,16 @@ def smollm2(setup: Setup, put: Put) -> None:
     put("same", same)
     if not same:
         raise RuntimeError("answers depend on the width")
+
+
+def _build_loop() -> str:
+    """Compile the loop of steps into the checkout, if it is not there: seconds, and the only build that is needed."""
+    if LIBRARY.exists():
+        return str(LIBRARY)
+    try:
+        return str(runpy.run_path(str(ROOT / "csrc/cuda/build.py"))["build"](LIBRARY.parent))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"{error}: {getattr(error, 'stderr', '')}"[:TAIL]
 
 
 def _workers() -> list[str]:

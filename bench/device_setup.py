@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blockpilot.graphs import Recorder, Uncaptured, recorder_for
+from blockpilot.recorders import Recorder, Ring, Uncaptured, recorder_for, repeating
 
 Put = Callable[[str, Any], None]
 SAMPLES, REPLAYS = 5, 4
@@ -87,12 +87,13 @@ class Setup:
                     call()
 
         recorder, count = self.recorder, repeats * len(calls)
-        ring = torch.zeros(REPLAYS, 1, dtype=torch.int64, device=self.device)
+        none = torch.zeros(1, dtype=torch.int64, device=self.device)
+        ring = Ring(none[:, None].expand(REPLAYS, 1), none, none)  # that no piece writes to
         recorder.warm(piece)
         try:
-            replay, captured = recorder.record(piece), True
+            replay, captured = recorder.record(piece, None), True
         except RuntimeError:
-            replay, captured = piece, False
+            replay, captured = repeating(piece), False
         samples = []
         for _ in range(self.size(SAMPLES, 1)):
             if before:

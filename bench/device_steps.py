@@ -36,6 +36,8 @@ from blockpilot.step import (
 )
 from blockpilot.targets import Target
 from blockpilot_kernels import dispatch
+from blockpilot_kernels.step_loop import loop_error
+from device_exact import by_the_host
 from device_models import model_config, random_drafter, random_target, shrunk
 from device_setup import REPLAYS, Put, Setup
 from roofline_devices import find_device
@@ -80,7 +82,10 @@ def steps(name: str, setup: Setup, put: Put) -> None:
             if width <= model.widest:
                 entries.append(_entry(setup, model, target, drafter, context, width, bandwidth))
                 put("entries", entries)
-        put("engine", _engine(setup, target, drafter, context, model.block_size))
+        with by_the_host():
+            put("engine", _engine(setup, target, drafter, context, model.block_size))
+        if setup.dry or loop_error() is None:
+            put("engine_looped", _engine(setup, target, drafter, context, model.block_size))
         del target, drafter
         _release()
         put("predictor", _predictor(setup, model))

@@ -13,7 +13,6 @@ import torch
 
 from blockpilot.drafters import Drafter
 from blockpilot.errors import EngineClosedError
-from blockpilot.graphs import recorder_for
 from blockpilot.loading import (
     build_target,
     resolve_checkpoint,
@@ -27,6 +26,7 @@ from blockpilot.output import Output
 from blockpilot.params import SamplingParams
 from blockpilot.policies import BlockPolicy
 from blockpilot.progress import progress_bar
+from blockpilot.recorders import recorder_for
 from blockpilot.request import Handle
 from blockpilot.scheduler import Scheduler
 from blockpilot.stream import Stream

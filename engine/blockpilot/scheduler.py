@@ -11,11 +11,12 @@ import torch
 from blockpilot.admission import load_slot
 from blockpilot.drafters import Drafter
 from blockpilot.errors import QueueFullError
-from blockpilot.graphs import LATENCY, Graphs, Launch, Recorder, horizon, key_bucket, slot_bucket
+from blockpilot.graphs import LATENCY, Graphs, Launch, horizon, key_bucket, slot_bucket
 from blockpilot.output import TokenLogprob
 from blockpilot.params import MAX_STOP_IDS
 from blockpilot.plan import StepPlan, step_plan
 from blockpilot.policies import BlockPolicy
+from blockpilot.recorders import Recorder
 from blockpilot.request import Handle
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
@@ -76,6 +77,8 @@ class Scheduler:
         """End a request now and free its slot; a finished one is left alone."""
         if handle in self.queue:
             self.queue.remove(handle)
+        if self.graphs is not None and handle.slot is not None and not handle.finished:
+            self.graphs.interrupt()
         handle.close(reason)
         self._retire(handle)
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from blockpilot import LLM, SamplingParams, graphs
-from blockpilot.graphs import DEPTH, Graphs, Launch, Uncaptured, horizon, key_bucket, slot_bucket
+from blockpilot.graphs import DEPTH, Graphs, Launch, horizon, key_bucket, slot_bucket
+from blockpilot.recorders import Uncaptured, say_once
 from blockpilot.request import Handle
 from blockpilot_kernels.dispatch import forced
 from tests.engine.inside import change_logits
@@ -34,34 +35,43 @@ WIDTHS = (4, 1, 8, 3, 2, 6)
 class Replaying(Uncaptured):
     """Replays under the mode that forbids host reads, and says that a step takes `seconds`.
 
-    `launches` counts launches by their steps, `records` the captured steps; `broken` fails every capture.
+    `launches` counts launches by their steps, `records` the captured steps; `broken` fails every capture, `looping`
+    ends a launch when every slot is finished, as a loop on the device does.
     """
 
-    def __init__(self, seconds: float = 1e-4, broken: bool = False) -> None:
-        self.seconds, self.broken = seconds, broken
+    def __init__(self, seconds: float = 1e-4, broken: bool = False, looping: bool = False) -> None:
+        self.seconds, self.broken, self.looping = seconds, broken, looping
         self.launches: Counter[int] = Counter()
-        self.records = 0
+        self.records = self.interrupts = self.ended_early = 0
 
-    def record(self, step):
+    def record(self, step, ring):
         if self.broken:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
         self.records += 1
 
-        def replay() -> None:
-            with NoHostSync():
-                step()
+        def replay(steps: int) -> None:
+            for _ in range(steps):
+                if self.looping and bool(ring.finished.all()):
+                    self.ended_early += 1
+                    return
+                with NoHostSync():
+                    step()
 
         return replay
 
     def launch(self, replay, steps, ring):
         self.launches[steps] += 1
-        fetch = super().launch(replay, steps, ring)
-        ring.fill_(-1)  # the host has a copy of its own
-        return lambda: (fetch()[0], steps * self.seconds)
+        rows, _ = super().launch(replay, steps, ring)()
+        ring.rows.fill_(-1)  # the host has a copy of its own
+        return lambda: (rows, len(rows) * self.seconds)
+
+    def interrupt(self):
+        self.interrupts += 1
 
 
 @pytest.fixture(autouse=True)
 def reference() -> Iterator[None]:
+    say_once.cache_clear()
     with forced("reference"):
         yield
 
@@ -112,6 +122,20 @@ def test_answers_and_counters_are_those_of_single_steps(pair, options):
     assert max(recorder.launches) == most if most else max(recorder.launches) > 3
 
 
+def test_launches_that_end_with_their_last_request(pair):
+    """A stop id in the middle of a launch, which ends then; the one behind it has no step at all."""
+    (prompt,) = prompts(1, seed=4)
+    free = eager(pair).generate([prompt], MODES[1])[0].token_ids
+    recorder = Replaying(looping=True)
+    llm = replaying(pair, recorder)
+    for at in range(6, 30, 4):
+        params = replace(MODES[1], stop_token_ids=(free[at],), width=2)
+        assert counted(llm.generate([prompt], params)[0]) == counted(
+            eager(pair).generate([prompt], params)[0]
+        )
+    assert recorder.ended_early > 3
+
+
 def test_one_family_serves_every_mixture_that_fits(pair):
     """Requests come and go beside one that lasts, in the last slot and as wide as any."""
     recorder = Replaying()
@@ -156,6 +180,8 @@ def test_a_cancelled_request_is_in_no_later_launch(pair):
         llm.step()
     state = llm._scheduler.state
     llm.cancel(first)
+    llm.cancel(first)
+    assert llm._scheduler.graphs._recorder.interrupts == 1  # what is under way may end sooner
     length, tokens = int(state.length[0]), list(first.token_ids)
     third = llm.submit([9], replace(GREEDY, width=4, max_new_tokens=5))
     llm.step()  # the third is in the first's place
@@ -254,7 +280,11 @@ def test_a_recorded_step_needs_no_host(device):
             known._step(plan)
     assert state.pointers() == pointers
     if device == "cpu":
-        assert int(known._cursor) == 2 and sorted(known._reports(known._ring[1].tolist())) == [0, 1, 2]
+        assert int(known._ring.cursor) == 2 and sorted(known._reports(known._ring.rows[1].tolist())) == [
+            0,
+            1,
+            2,
+        ]
 
 
 def handle_of(prompt: int, budget: int | None, width: int, said: int) -> Handle:

@@ -85,6 +85,7 @@ def cuda() -> Check:
     """What runs, or would run, on a CUDA device, and why."""
     import torch
 
+    from blockpilot.recorders import how
     from blockpilot_kernels import dispatch
 
     name = "CUDA"
@@ -98,10 +99,10 @@ def cuda() -> Check:
     runs = "; ".join(f"{', '.join(ops)} on {b} ({why})" for (b, why), ops in by_backend.items())
     if not torch.cuda.is_available():
         lacking = "this torch was built without CUDA" if torch.version.cuda is None else "no device or driver"
-        detail = f"{lacking}; there would run {runs}; steps captured as CUDA graphs"
+        detail = f"{lacking}; there would run {runs}; {how()}"
         return Check(name, "missing", detail, "install a torch for CUDA on a machine with an NVIDIA GPU")
     major, minor = torch.cuda.get_device_capability()
-    detail = f"{torch.cuda.get_device_name()}, sm_{major}{minor}; {runs}; steps captured as CUDA graphs"
+    detail = f"{torch.cuda.get_device_name()}, sm_{major}{minor}; {runs}; {how()}"
     return Check(name, "ok", detail)
 
 

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import torch
 
-from blockpilot.graphs import recorder_for
 from blockpilot.llm import LLM
 from blockpilot.output import Stats
 from blockpilot.params import SamplingParams
 from blockpilot.policies import Pair
+from blockpilot.recorders import recorder_for
 from blockpilot.request import Handle
 from blockpilot.scheduler import Scheduler
 from blockpilot.training.calibration import Calibration
