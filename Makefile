@@ -11,7 +11,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 	$(shell find csrc engine triton_kernels -not -path '*/__pycache__*' -not -path '*.egg-info*' -not -name '*.so')
 
 # One test process, one thread: spinning threads on shared cores cost more than they give.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -rs -p no:benchmark
 
 .PHONY: help demo test lint bench train-small develop clean
 

@@ -1,4 +1,5 @@
-"""Build of the optional C++ extension `blockpilot_kernels._C`; everything else is in pyproject.toml.
+"""Build of the optional C++ extension `blockpilot_kernels._C`, and of the CUDA C++ where nvcc is; everything else is in
+pyproject.toml.
 
 A machine without a working C++ compiler gets the PyTorch reference instead, and one line that says so.
 BLOCKPILOT_REQUIRE_EXT=1 turns that line into an error.
@@ -6,7 +7,10 @@ BLOCKPILOT_REQUIRE_EXT=1 turns that line into an error.
 
 import os
 import platform
+import runpy
+import subprocess
 import sys
+from pathlib import Path
 
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
@@ -68,6 +72,20 @@ class OptionalBuild(BuildExtension):
                 file=sys.stderr,
             )
             self.extensions = []
+        self._build_cuda()
+
+    def _build_cuda(self) -> None:
+        """What nvcc compiles, where there is one: without it the host repeats captured steps."""
+        folder = Path(self.get_ext_fullpath("blockpilot_kernels._step_loop")).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            runpy.run_path("csrc/cuda/build.py")["build"](folder)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or str(error)
+            print(
+                f"blockpilot: no loop for CUDA graphs ({next(iter(reason.splitlines()), '')})",
+                file=sys.stderr,
+            )
 
 
 extension = CppExtension(

@@ -26,6 +26,7 @@ from blockpilot.output import Output
 from blockpilot.params import SamplingParams
 from blockpilot.policies import BlockPolicy
 from blockpilot.progress import progress_bar
+from blockpilot.recorders import recorder_for
 from blockpilot.request import Handle
 from blockpilot.scheduler import Scheduler
 from blockpilot.stream import Stream
@@ -103,6 +104,7 @@ class LLM:
             widest=max(*self.drafter.window, self._largest_tree) if self.drafter else 1,
             eos=eos,
             max_queue=max_queue,
+            recorder=recorder_for(self.device),
         )
         self._lock = threading.RLock()
         self._closed = False
@@ -166,7 +168,8 @@ class LLM:
             return handle
 
     def step(self) -> bool:
-        """Admit waiting requests and advance every active one by a step. Returns whether work is left."""
+        """Admit waiting requests and advance every active one: by a step, or on CUDA by a launch of several, whose
+        tokens arrive with the next call. Returns whether work is left."""
         with self._lock, torch.inference_mode():
             self._check_open()
             return self._scheduler.step()

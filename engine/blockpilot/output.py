@@ -31,7 +31,7 @@ class Stats:
         time_to_first_token: seconds from submit to the first token.
         decode_seconds: seconds from the first token to the last.
         seconds: seconds by phase; a step's time is shared equally by the requests in it. `accept` is part of `verify`
-            where the target chooses and commits in the same call.
+            where the target chooses and commits in the same call, and a captured step is all of it.
     """
 
     width: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -87,3 +87,7 @@ class StepPlan:
             index += range(start, start + width) if width > 1 else ()
         pad = self.draft_rows.padded - len(index)
         return torch.tensor(index + [0] * pad, device=self.device)
+
+
+step_plan = lru_cache(maxsize=256)(StepPlan)
+"""The same plan, with its tensors, for the same step."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ class Rows:
         total: Σ counts; padded: the same rounded up to a multiple of `tile`.
         slot, column: [padded] int64; a padding row has the dump slot and column 0. every: 0 … padded − 1.
         starts: first packed row of each slot, host tuple.
+        kept: what others lay out once for these rows. A captured step reads it, so it must live as long as they.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Rows:
         self.starts = tuple(sum(counts[:i]) for i in range(len(counts)))
         self._tiles: dict[tuple[int, bool], AttentionTiles] = {}
         self._places: dict[int, Tensor] = {}
+        self.kept: dict[Hashable, Any] = {}
 
     def places(self, width: int) -> Tensor:
         """[padded] flat index of each row in a [slots, width] table."""

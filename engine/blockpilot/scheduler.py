@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 
 from blockpilot.admission import load_slot
 from blockpilot.drafters import Drafter
 from blockpilot.errors import QueueFullError
+from blockpilot.graphs import LATENCY, Graphs, Launch, horizon, key_bucket, slot_bucket
 from blockpilot.output import TokenLogprob
 from blockpilot.params import MAX_STOP_IDS
-from blockpilot.plan import StepPlan
+from blockpilot.plan import StepPlan, step_plan
 from blockpilot.policies import BlockPolicy
+from blockpilot.recorders import Recorder
 from blockpilot.request import Handle
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
@@ -26,29 +27,13 @@ from blockpilot_kernels.accept_commit import FINISH_ERROR, FINISH_LENGTH, FINISH
 REASONS = {FINISH_NONE: None, FINISH_STOP: "stop", FINISH_LENGTH: "length", FINISH_ERROR: "error"}
 
 
-@lru_cache(maxsize=256)
-def _cached_plan(
-    slots: tuple[int, ...],
-    widths: tuple[int, ...],
-    dump: int,
-    bound: int,
-    device: torch.device,
-    sampled: bool,
-    filtered: bool,
-    bans: bool,
-    logprobs: int | None,
-    tile: int,
-    trees: tuple[int, ...] | None,
-) -> StepPlan:
-    return StepPlan(slots, widths, dump, bound, device, sampled, filtered, bans, logprobs, tile, trees)
-
-
 class Scheduler:
     """Owns the state and moves requests through it: queue → prefill → steps → output.
 
     Args:
         slots: requests decoded at once. widest: widest block any request may use.
         eos: ids that end an answer unless a request ignores them. max_queue: requests that may wait.
+        recorder: captures steps, or None: each is run as it is. latency: see `Graphs`.
     """
 
     def __init__(
@@ -61,6 +46,8 @@ class Scheduler:
         widest: int,
         eos: tuple[int, ...],
         max_queue: int,
+        recorder: Recorder | None = None,
+        latency: float = LATENCY,
     ) -> None:
         self.target, self.drafter, self.policy = target, drafter, policy
         self.eos, self.max_queue, self.dump = eos, max_queue, slots
@@ -69,6 +56,8 @@ class Scheduler:
         self.abandoned: deque[Handle] = deque()
         self.active: dict[int, Handle] = {}
         self.policy_calls = 0
+        self.graphs = Graphs(self.state, target, drafter, recorder, latency) if recorder else None
+        self._under_way: Launch | None = None
 
     @property
     def busy(self) -> bool:
@@ -88,6 +77,8 @@ class Scheduler:
         """End a request now and free its slot; a finished one is left alone."""
         if handle in self.queue:
             self.queue.remove(handle)
+        if self.graphs is not None and handle.slot is not None and not handle.finished:
+            self.graphs.interrupt()
         handle.close(reason)
         self._retire(handle)
 
@@ -161,37 +152,88 @@ class Scheduler:
         return min(width, handle.params.tree or width)
 
     def _plan(self, handles: dict[int, Handle], widths: Sequence[int]) -> StepPlan:
-        params = [h.params for h in handles.values()]
+        """Exactly the rows of these requests, for one step."""
         longest = max(
             len(h.prompt) + len(h.token_ids) + max(w, h.stats.tree)
             for h, w in zip(handles.values(), widths, strict=True)
         )
-        wanted = [p.logprobs for p in params if p.logprobs is not None]
+        bound = min(kv_bound(longest), kv_bound(self.state.capacity))
         trees = tuple(h.stats.tree for h in handles.values())
-        return _cached_plan(
-            tuple(handles),
-            tuple(widths),
+        return self._family(handles, tuple(handles), tuple(widths), bound, trees if any(trees) else None)
+
+    def _family(
+        self,
+        handles: dict[int, Handle],
+        slots: tuple[int, ...],
+        widths: tuple[int, ...],
+        bound: int,
+        trees: tuple[int, ...] | None = None,
+    ) -> StepPlan:
+        params = [h.params for h in handles.values()]
+        wanted = [p.logprobs for p in params if p.logprobs is not None]
+        return step_plan(
+            slots,
+            widths,
             self.dump,
-            min(kv_bound(longest), kv_bound(self.state.capacity)),
+            bound,
             self.state.tokens.device,
             any(p.temperature > 0 for p in params),
             any(p.filtered for p in params),
             any(p.min_new_tokens > 0 for p in params),
             max(wanted) if wanted else None,
             self.target.row_tile,
-            trees if any(trees) else None,
+            trees,
         )
 
     def _run(self) -> None:
-        """One step for every active slot. If it breaks, its requests end: their tokens may be half committed."""
+        """One step or launch for every active slot. If it breaks, its requests end: their tokens may be half
+        committed."""
         handles = dict(sorted(self.active.items()))
         try:
-            self._advance(handles)
+            if self.graphs is not None and self.graphs.takes(handles):
+                self._launch(self.graphs, handles)
+                return
+            if self._under_way is not None:
+                self._drain()
+                handles = dict(sorted(self.active.items()))
+            if handles:
+                self._advance(handles)
         except BaseException as error:
+            self._under_way = None
             for handle in handles.values():
                 handle.fail(error)
                 self._retire(handle)
             raise
+
+    def _launch(self, graphs: Graphs, handles: dict[int, Handle]) -> None:
+        """Start the next steps, then deliver what those before them did."""
+        before, capacity = self._under_way, self.state.capacity
+        most, longest = horizon(handles, before, capacity)
+        started = None
+        if most > 0:
+            count = slot_bucket(max(handles), self.dump)
+            widths = (max(h.stats.width for h in handles.values()),) * count
+            plan = self._family(handles, tuple(range(count)), widths, key_bucket(longest, capacity))
+            started = graphs.launch(plan, handles, most)
+        if before is not None:
+            self._drain()
+        self._under_way = started
+        if graphs.latency == 0:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Wait for the launch that is under way and deliver it; what a request did after its end is dropped."""
+        launch, self._under_way = self._under_way, None
+        assert self.graphs is not None and launch is not None  # asked only where there is one
+        steps, seconds = self.graphs.read(launch)
+        clock = StepClock()
+        for reports in steps:
+            live = {slot: h for slot, h in launch.handles.items() if not h.finished and slot in reports}
+            for slot, handle in live.items():
+                self._hand_over(handle, reports[slot], None, first=False)
+                handle.stats.seconds["verify"] += seconds / len(live)
+        clock.lap("host")
+        self._charge(list(launch.handles.values()), clock)
 
     def _advance(self, handles: dict[int, Handle]) -> None:
         clock = StepClock()
@@ -221,11 +263,16 @@ class Scheduler:
         """Hand over what the last commit wrote."""
         for i, (handle, report) in enumerate(zip(handles.values(), reports, strict=True)):
             entries = _entries(logprobs, plan, i, report.tokens, handle.params.logprobs)
-            delivered = handle.advance(report.tokens, entries, REASONS[report.finish])
-            if not first:
-                handle.count_step(report.effective, report.accepted, delivered)
-            if handle.finished:
-                self._retire(handle)
+            self._hand_over(handle, report, entries, first)
+
+    def _hand_over(
+        self, handle: Handle, report: Report, entries: list[TokenLogprob] | None, first: bool
+    ) -> None:
+        delivered = handle.advance(report.tokens, entries, REASONS[report.finish])
+        if not first:
+            handle.count_step(report.effective, report.accepted, delivered)
+        if handle.finished:
+            self._retire(handle)
 
 
 def _entries(

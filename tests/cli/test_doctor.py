@@ -6,6 +6,7 @@ import importlib.util
 import sys
 
 import pytest
+import torch
 
 from blockpilot import bundled
 from blockpilot.cli import doctor
@@ -60,6 +61,7 @@ def test_without_compiler_extension_triton_target_and_bundle(cli_json, monkeypat
         "C++ extension",
         "C++ compiler",
         "Triton",
+        *([] if torch.cuda.is_available() else ["CUDA"]),
         "target smollm2",
         "bundled drafter",
         "bundled policy",
@@ -88,6 +90,53 @@ def test_a_forced_backend_that_cannot_run_is_a_failure(cli_json, monkeypatch):
     report = cli_json("doctor", code=1)
     assert statuses(report)["kernel backends"] == "failed"
     assert report["ops"] == []
+
+
+def test_the_interpreter_is_ok_only_where_tests_have_repaired_it(cli_json, monkeypatch):
+    """Without them bfloat16 is silently wrong."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    monkeypatch.setenv("BLOCKPILOT_BACKEND", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(InterpreterBuilder, "_blockpilot_repaired", True, raising=False)
+    assert statuses(cli_json("doctor"))["kernel backends"] == "ok"
+    monkeypatch.setattr(InterpreterBuilder, "_blockpilot_repaired", False)
+    report = cli_json("doctor", code=1)
+    (check,) = (c for c in report["checks"] if c["name"] == "kernel backends")
+    assert (
+        check["status"] == "failed" and "bfloat16" in check["detail"] and "BLOCKPILOT_BACKEND" in check["fix"]
+    )
+    assert {row["backend"] for row in report["ops"]} == {"triton"}
+
+
+def cuda_check(cli_json, code=0) -> dict[str, str]:
+    (check,) = (c for c in cli_json("doctor", code=code)["checks"] if c["name"] == "CUDA")
+    return check
+
+
+def test_what_would_run_on_cuda(cli_json, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check = cuda_check(cli_json)
+    assert check["status"] == "missing" and check["fix"]
+    assert "accept_commit" in check["detail"] and "on triton (CUDA tensors)" in check["detail"]
+    monkeypatch.setenv("BLOCKPILOT_BACKEND", "cpp")
+    assert "it runs on CPU tensors" in cuda_check(cli_json)["detail"]
+    monkeypatch.setenv("BLOCKPILOT_BACKEND", "reference")
+    assert "on reference (forced by BLOCKPILOT_BACKEND)" in cuda_check(cli_json)["detail"]
+
+
+def test_a_cuda_device_is_named_with_what_runs_there(cli_json, monkeypatch):
+    for name, value in (
+        ("is_available", True),
+        ("get_device_name", "NVIDIA H200"),
+        ("get_device_capability", (9, 0)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    report = cli_json("doctor")
+    (check,) = (c for c in report["checks"] if c["name"] == "CUDA")
+    assert check["status"] == "ok" and check["detail"].startswith("NVIDIA H200, sm_90; ")
+    assert "captured" in check["detail"]
+    assert {row["backend"] for row in report["ops"] if row["device"] == "cuda"} == {"triton"}
 
 
 def test_lost_row_independence_is_a_failure(cli, monkeypatch):

@@ -26,6 +26,7 @@ from blockpilot_kernels.draft_tree import kernel as tree
 from blockpilot_kernels.gumbel_noise import kernel as noise
 from blockpilot_kernels.kv_compact import kernel as compact
 from blockpilot_kernels.norm_rope import kernel as glue
+from blockpilot_kernels.prompt_lookup import kernel as lookup
 from blockpilot_kernels.qk_rope_append import kernel as rope
 from blockpilot_kernels.tiled_linear import kernel as tiled
 
@@ -189,6 +190,12 @@ KERNELS: list[Entry] = [
     ),
     *(linear(torch.bfloat16, *shape) for shape in ((4096, 12_288, True), (151_936, 4096))),
     *(linear(torch.float32, *shape) for shape in ((2048, 151_936, True), (49_152, 576))),
+    (
+        lookup.prompt_lookup_kernel,
+        pointers("KNOWN LENGTH DRAFTS OUT", I64) | sizes("stride_known C N shortest longest"),
+        {"PLACES": lookup.PLACES, "COLUMNS": 16},
+        lookup.OPTIONS,
+    ),
     *(attend(*case) for case in ATTENTION),
     *(combine(dim) for dim in (64, 128, 256)),
     *(norm(glue.rms_norm_kernel, "X WEIGHT OUT", width) for width in (576, 12_288)),

@@ -119,7 +119,7 @@ def test_calls_are_counted() -> None:
 
 def test_explain_names_every_op() -> None:
     rows = dispatch.explain()
-    named = ["gumbel_noise", "choose", "accept_commit", "draft_tree"]
+    named = ["gumbel_noise", "choose", "accept_commit", "draft_tree", "prompt_lookup"]
     assert [row["op"] for row in rows] == [*named, *dispatch.INSIDE_CPP_PASS]
     assert all(row["why"] for row in rows)
 

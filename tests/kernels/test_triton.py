@@ -21,7 +21,7 @@ KERNELS = {
     "noise_kernel", "row_stats", "row_cuts", "row_scores", "row_ids", "accept_commit_kernel", "attend_kernel",
     "combine_kernel", "draft_tree_kernel", "kv_compact_kernel", "rms_norm_kernel", "residual_norm_kernel",
     "block_input_kernel",
-    "append_kernel", "swiglu_kernel", "linear_kernel",
+    "append_kernel", "swiglu_kernel", "linear_kernel", "prompt_lookup_kernel",
 }  # fmt: skip
 PRODUCTS = {"linear_kernel"}
 # 16-bit products of 64 rows are those of whole warp groups; three of tf32 make one of float32.

@@ -20,7 +20,7 @@ from torch import Tensor
 BACKENDS = ("reference", "cpp", "triton")
 INSIDE_CPP_PASS = ("tiled_linear", "block_attention", "norm_rope", "qk_rope_append", "kv_compact")
 """Ops that the C++ extension has only within its passes over a whole model: called alone, they are PyTorch's."""
-OPS = ("gumbel_noise", "choose", "accept_commit", "draft_tree", *INSIDE_CPP_PASS)
+OPS = ("gumbel_noise", "choose", "accept_commit", "draft_tree", "prompt_lookup", *INSIDE_CPP_PASS)
 ENVIRONMENT = "BLOCKPILOT_BACKEND"
 
 calls: Counter[tuple[str, str]] = Counter()

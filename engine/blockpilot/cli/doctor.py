@@ -39,7 +39,7 @@ class Check:
 def run(json: JsonOption = False) -> None:
     """Say what this installation can do: versions, hardware, kernel backends, models, self checks."""
     ops, backend = backends()
-    parts = [extension(), compiler(), triton(), target(), *bundled_pair(), packed_weights()]
+    parts = [extension(), compiler(), triton(), cuda(), target(), *bundled_pair(), packed_weights()]
     checks = [backend, *parts, row_independence()]
     report: dict[str, Any] = {
         "ok": all(check.status != "failed" for check in checks),
@@ -66,7 +66,44 @@ def backends() -> tuple[list[dict[str, str]], Check]:
         fix = f"unset {dispatch.ENVIRONMENT}, or install what it names"
         return [], Check("kernel backends", "failed", str(error), fix)
     used = ", ".join(sorted({f"{row['backend']} on {row['device']}" for row in rows}))
+    if dispatch.backend_of("cpu") == "triton" and not _interpreter_is_repaired():
+        detail = f"{used}: Triton's interpreter multiplies and rounds bfloat16 wrongly"
+        return rows, Check(
+            "kernel backends", "failed", detail, f"unset {dispatch.ENVIRONMENT}; it is for tests"
+        )
     return rows, Check("kernel backends", "ok", used)
+
+
+def _interpreter_is_repaired() -> bool:
+    """Whether this package's tests mended it (`tests/interp_shim.py`)."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    return bool(getattr(InterpreterBuilder, "_blockpilot_repaired", False))
+
+
+def cuda() -> Check:
+    """What runs, or would run, on a CUDA device, and why."""
+    import torch
+
+    from blockpilot.recorders import how
+    from blockpilot_kernels import dispatch
+
+    name = "CUDA"
+    try:
+        ops = dispatch.explain("cuda")
+    except (RuntimeError, ValueError) as error:
+        return Check(name, "missing", f"no kernel may run there: {error}", f"unset {dispatch.ENVIRONMENT}")
+    by_backend: dict[tuple[str, str], list[str]] = {}
+    for row in ops:
+        by_backend.setdefault((row["backend"], row["why"]), []).append(row["op"])
+    runs = "; ".join(f"{', '.join(ops)} on {b} ({why})" for (b, why), ops in by_backend.items())
+    if not torch.cuda.is_available():
+        lacking = "this torch was built without CUDA" if torch.version.cuda is None else "no device or driver"
+        detail = f"{lacking}; there would run {runs}; {how()}"
+        return Check(name, "missing", detail, "install a torch for CUDA on a machine with an NVIDIA GPU")
+    major, minor = torch.cuda.get_device_capability()
+    detail = f"{torch.cuda.get_device_name()}, sm_{major}{minor}; {runs}; {how()}"
+    return Check(name, "ok", detail)
 
 
 def extension() -> Check:
@@ -96,7 +133,7 @@ def compiler() -> Check:
 
 
 def triton() -> Check:
-    """Triton: the kernels for CUDA."""
+    """Triton: what the kernels for CUDA are written in."""
     from blockpilot_kernels import dispatch
 
     error = dispatch.triton_error()

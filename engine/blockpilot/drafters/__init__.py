@@ -34,7 +34,8 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Guesses blocks. The target decides, so nothing here can change an output, only how fast it comes.
+    """Guesses blocks. The target decides, so nothing here can change an output, only how fast it comes. On CUDA
+    `propose` and `commit` are captured and replayed: all they know of a request lies in tensors of the device.
 
     Attributes:
         kind: short name. block_size: training width B. window: widths it can draft, sorted, 1 included.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -34,4 +33,10 @@ class HeadRows:
         return cls(*(torch.tensor(x, device=rows.device) for x in padded))
 
 
-head_rows = lru_cache(maxsize=512)(HeadRows.of)
+def head_rows(rows: Rows, dump: int, tile: int) -> HeadRows:
+    """`HeadRows.of` these, kept with them."""
+    key = ("head", dump, tile)
+    if key not in rows.kept:
+        rows.kept[key] = HeadRows.of(rows, dump, tile)
+    found: HeadRows = rows.kept[key]
+    return found

@@ -6,8 +6,8 @@ move of `length`: keys, values and context rows below the anchor are never writt
 
 A step computes all Σ width rows whatever is accepted, so random prompts, which a drafter seldom guesses, cost
 what real ones do; only detokenising, in `host`, grows with the accepted tokens. Requests are greedy: noise and
-filters of sampled ones are not in these figures. On CUDA a phase is the time to launch it and `host`
-holds the wait for the device; the total is right.
+filters of sampled ones are not in these figures. On CUDA a step is a captured one, awaited: all that the device does
+is `verify`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from blockpilot.llm import LLM
 from blockpilot.output import Stats
 from blockpilot.params import SamplingParams
 from blockpilot.policies import Pair
+from blockpilot.recorders import recorder_for
 from blockpilot.request import Handle
 from blockpilot.scheduler import Scheduler
 from blockpilot.training.calibration import Calibration
@@ -145,6 +146,8 @@ def measure(llm: LLM, grid: Grid, progress: Progress) -> tuple[StepCost, ...]:
             widest=max(llm.drafter.window) if llm.drafter else 1,
             eos=(),
             max_queue=llm.max_requests,
+            recorder=recorder_for(llm.device),
+            latency=0.0,
         )
         for requests in grid.requests:
             for context in grid.contexts:
