@@ -66,14 +66,30 @@ class Drafter(Protocol):
 def load_drafter(
     source: str | Path, target: Target, max_requests: int, draft_temperature: float | None = None
 ) -> Drafter:
-    """Load a drafter for `target`: "bundled", a folder in z-lab's DFlash format, or a hub id.
+    """Load a drafter for `target`: "bundled", a folder in z-lab's DFlash or in EAGLE-3 format, or a hub id.
 
     Raises:
         ValueError: unknown format, corrupt files, or a drafter made for another target.
     """
+    from blockpilot.drafters import eagle3_config
     from blockpilot.drafters.dflash import DFlashDrafter
+    from blockpilot.drafters.dflash_config import ARCHITECTURE
     from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
+    from blockpilot.drafters.eagle3 import Eagle3Drafter
+    from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
+    from blockpilot.drafters.folder import CONFIG, find_drafter, read_config
     from blockpilot.targets.cpp_target import CppTarget
 
-    kind = CppDFlashDrafter if isinstance(target, CppTarget) else DFlashDrafter
-    return kind.load(source, target, max_requests, draft_temperature)
+    packed = isinstance(target, CppTarget)
+    folder = find_drafter(source)
+    names = read_config(folder).get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    how = (target, max_requests, draft_temperature)
+    if name in eagle3_config.ARCHITECTURES:
+        return (CppEagle3Drafter if packed else Eagle3Drafter).load(folder, *how)
+    if isinstance(name, str) and name.startswith("DFlash"):
+        return (CppDFlashDrafter if packed else DFlashDrafter).load(folder, *how)
+    raise ValueError(
+        f"{folder / CONFIG}: expected architectures to be one of {(ARCHITECTURE, *eagle3_config.ARCHITECTURES)}, "
+        f"got {names!r}"
+    )

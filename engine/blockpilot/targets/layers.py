@@ -1,4 +1,4 @@
-"""One pre-norm decoder layer on the fixed-tile ops, shared by targets and DFlash drafters."""
+"""One pre-norm decoder layer on the fixed-tile ops, shared by targets and drafters."""
 
 from __future__ import annotations
 
@@ -91,8 +91,12 @@ class DecoderLayer:
 
     def forward(self, x: Tensor, cache: KVCache, layer: int, step: Pass) -> Tensor:
         """x [N, H] float32 → [N, H]; writes this pass's keys and values in place."""
+        return self.mix(x, rms_norm(x, self.input_norm, self.shape.eps), cache, layer, step)
+
+    def mix(self, x: Tensor, normed: Tensor, cache: KVCache, layer: int, step: Pass) -> Tensor:
+        """`forward` with queries, keys and values of `normed` [N, K] float32, as wide as their weights."""
         s = self.shape
-        qkv = self.qkv(rms_norm(x, self.input_norm, s.eps)).view(len(x), -1, s.head_dim)
+        qkv = self.qkv(normed).view(len(x), -1, s.head_dim)
         q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], 1)
         q = norm_rope(q, self.q_norm, step.cos, step.sin, s.eps)
         k = norm_rope(k, self.k_norm, step.cos, step.sin, s.eps)
