@@ -13,7 +13,8 @@ from torch import Tensor
 
 from blockpilot_kernels import accept_commit, choose, gumbel_noise
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
-from blockpilot_kernels.norm_rope import norm_rope, rms_norm, swiglu
+from blockpilot_kernels.norm_rope import rms_norm, swiglu
+from blockpilot_kernels.qk_rope_append import qk_rope_append
 from blockpilot_kernels.tiled_linear import PackedLinear
 from device_setup import Setup
 
@@ -62,7 +63,7 @@ def cases(setup: Setup) -> list[Case]:
         *(_choose(setup, vocab, kind) for kind in ("greedy", "sampled", "filtered")),
         _noise(setup, vocab),
         _norm(setup, hidden),
-        _rope(setup, heads, dim),
+        _append(setup, heads, dim),
         _swiglu(setup, inner),
         *(_accept(setup, slots) for slots in (1, 64)),
     ]
@@ -168,21 +169,28 @@ def _norm(setup: Setup, hidden: int) -> Case:
     return Case(f"rms_norm {ROWS}x{hidden}", 2.0 * FLOAT * ROWS * hidden, make)
 
 
-def _rope(setup: Setup, heads: int, dim: int) -> Case:
+def _append(setup: Setup, heads: int, dim: int) -> Case:
+    """Queries of a block, and its keys and values into one request's cache; the queries are compared."""
+    kv_heads = max(1, heads // 4)
+
     def make() -> Made:
-        x, weight = _random(setup, ROWS, heads, dim), _random(setup, dim)
+        x, weight = _random(setup, ROWS, heads + 2 * kv_heads, dim), _random(setup, dim)
         angle = _random(setup, ROWS, dim // 2)
         cos, sin = angle.cos(), angle.sin()
+        k, v = (_random(setup, 1, kv_heads, 512, dim) for _ in range(2))
+        bad = torch.zeros(1, 512, dtype=torch.bool, device=x.device)
+        to = torch.arange(ROWS, device=x.device) + 100
 
         def exact() -> Tensor:
-            y = F.rms_norm(x.double(), (dim,), weight.double(), EPS)
+            y = F.rms_norm(x[:, :heads].double(), (dim,), weight.double(), EPS)
             a, b = y.split(dim // 2, -1)
             c, s = cos.double()[:, None], sin.double()[:, None]
             return torch.cat([a * c - b * s, b * c + a * s], -1)
 
-        return Made([partial(norm_rope, x, weight, cos, sin, EPS)], exact)
+        return Made([partial(qk_rope_append, x, weight, weight, cos, sin, to, k, v, bad, EPS)], exact)
 
-    return Case(f"norm_rope {ROWS}x{heads}x{dim}", 2.0 * FLOAT * ROWS * heads * dim, make)
+    moved = 2.0 * FLOAT * ROWS * (heads + 2 * kv_heads) * dim
+    return Case(f"qk_rope_append {ROWS}x{heads}x{dim}", moved, make)
 
 
 def _swiglu(setup: Setup, inner: int) -> Case:

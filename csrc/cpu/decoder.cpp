@@ -20,50 +20,7 @@ namespace {
 
 constexpr int64_t PART_PANELS = 16;  // of a weighted sum over a table: they stay in the second-level cache
 
-void check_range(const char* name, at::IntArrayRef values, int64_t last) {
-  for (const int64_t value : values)
-    TORCH_CHECK_VALUE(0 <= value && value <= last, name, ": expected 0 … ", last, ", got ", value);
-}
-
 using Forward = std::tuple<at::Tensor, at::Tensor>;
-
-// Final norm and head of the asked rows into `logits`; a row that does not exist becomes 0.
-void run_head(const ModelKernels& k, const Decoder& d, const Pass& pass, const float* x, int64_t n,
-              const at::Tensor& head_rows, at::Tensor& logits) {
-  const Shape& s = d.shape;
-  const Linear& head = d.head;
-  std::vector<int64_t> at(static_cast<std::size_t>(n), -1);
-  for (std::size_t i = 0; i < pass.rows.size(); ++i)
-    at[static_cast<std::size_t>(pass.rows[i].source)] = static_cast<int64_t>(i);
-  const Arena::Scope scope(arena());
-  const int64_t asked = head_rows.numel();
-  float* kept = arena().take<float>(asked * s.hidden);
-  std::vector<float*> to;
-  for (int64_t i = 0; i < asked; ++i) {
-    const int64_t row = head_rows.const_data_ptr<int64_t>()[i];
-    float* out = logits.mutable_data_ptr<float>() + i * head.rows;
-    const int64_t from = at[static_cast<std::size_t>(row)];
-    if (from < 0) {
-      std::fill(out, out + head.rows, 0.0f);
-      continue;
-    }
-    std::copy_n(x + from * s.hidden, s.hidden, kept + static_cast<int64_t>(to.size()) * s.hidden);
-    to.push_back(out);
-  }
-  const int64_t live = static_cast<int64_t>(to.size());
-  multiply(k, head, s.rounding, {kept, live, d.norm, s.eps}, to.data(), Epilogue::STORE, pass.threads);
-  if (d.logit_scale != 1.0f)
-    for (float* row : to)
-      for (int64_t v = 0; v < head.rows; ++v) row[v] *= d.logit_scale;
-}
-
-// Paths [n, depths], contiguous, for layers that see no key beyond their own.
-at::Tensor read_paths(const at::Tensor& path, int64_t n, const std::vector<Layer>& layers) {
-  TORCH_CHECK_VALUE(path.dim() == 2 && path.size(1) > 0, "path: expected [", n, ", depths]");
-  check_tensor("path", path, at::kLong, {n, path.size(1)});
-  for (const Layer& layer : layers) TORCH_CHECK_VALUE(layer.causal, "path: expected causal layers");
-  return path.contiguous();
-}
 
 Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars,
                         const at::Tensor& keys, const at::Tensor& values, const at::Tensor& cos,
@@ -79,9 +36,7 @@ Forward decoder_forward(at::TensorList weights, const at::Tensor& plan, at::Arra
   Pass pass = read_pass(cos, sin, slot, position, exists, extent, cache, s, path ? &paths : nullptr);
   const int64_t rows = static_cast<int64_t>(pass.rows.size());
   check_tensor("tokens", tokens, at::kLong, {n});
-  check_tensor("head_rows", head_rows, at::kLong, {head_rows.numel()});
-  const at::Tensor ids = tokens.contiguous(), asked = head_rows.contiguous();
-  check_range("head_rows", {asked.const_data_ptr<int64_t>(), static_cast<std::size_t>(asked.numel())}, n - 1);
+  const at::Tensor ids = tokens.contiguous(), asked = read_head_rows(head_rows, n);
 
   const ModelKernels& k = *current_isa().model;
   const Arena::Scope scope(arena());

@@ -99,10 +99,11 @@ inline Header read_header(PlanReader& plan, double eps) {
   return h;
 }
 
-inline Layer read_layer(PlanReader& plan, const Shape& s) {
+// `columns`: of what queries, keys and values are made of.
+inline Layer read_layer(PlanReader& plan, const Shape& s, int64_t columns) {
   const int64_t attended = s.heads * s.head_dim;
   Layer layer;
-  layer.qkv = plan.linear((s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden);
+  layer.qkv = plan.linear((s.heads + 2 * s.kv_heads) * s.head_dim, columns);
   layer.out = plan.linear(s.hidden, attended);
   layer.gate_up = plan.linear(2 * s.intermediate, s.hidden);
   layer.down = plan.linear(s.hidden, s.intermediate);

@@ -209,6 +209,12 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding asked, const Inpu
 
 void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                const Pass& pass, float* x) {
+  const int64_t rows = static_cast<int64_t>(pass.rows.size());
+  run_layer(k, s, layer, cache, index, pass, {x, rows, layer.input_norm, s.eps}, x);
+}
+
+void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
+               const Pass& pass, const Input& mixing, float* x) {
   const int64_t rows = static_cast<int64_t>(pass.rows.size()), threads = pass.threads;
   const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, attended = s.heads * s.head_dim;
   Arena& memory = arena();
@@ -217,8 +223,7 @@ void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const 
   float* mixed = memory.take<float>(rows * attended);
   float* active = memory.take<float>(rows * s.intermediate);
   const std::vector<float*> residual = row_pointers(x, rows, s.hidden);
-  multiply(k, layer.qkv, s.rounding, {x, rows, layer.input_norm, s.eps},
-           row_pointers(qkv, rows, width).data(), Epilogue::STORE, threads);
+  multiply(k, layer.qkv, s.rounding, mixing, row_pointers(qkv, rows, width).data(), Epilogue::STORE, threads);
   place_rows(k, s, layer, cache, index, pass, qkv);
   attend_rows(k, s, layer, cache, index, pass, qkv, mixed);
   multiply(k, layer.out, s.rounding, {mixed, rows}, residual.data(), Epilogue::ADD, threads);

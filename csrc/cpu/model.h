@@ -106,6 +106,10 @@ void multiply(const ModelKernels& k, const Linear& w, Rounding rounding, const I
 void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
                int64_t index, const Pass& pass, float* x);
 
+// The same with queries, keys and values made of `mixing`, a row of which may be wider, in place of normed x.
+void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
+               int64_t index, const Pass& pass, const Input& mixing, float* x);
+
 // Keys and values of one row and the KV heads [begin, end) into a cache: keys normalised by `norm` unless
 // null, then rotated.
 void remember(const ModelKernels& k, const Shape& shape, const float* norm, const Cache& cache, int64_t layer,

@@ -9,43 +9,11 @@
 
 #include "context.h"
 #include "decoder_pass.h"
-#include "head_choice.h"
+#include "drafting.h"
 #include "step_state.h"
 
 namespace blockpilot {
 namespace {
-
-constexpr float LOWEST_TEMPERATURE = 1e-5f;  // `choose` divides by it
-
-// Noise of the packed target rows, [rows][vocabulary]; null where every request is greedy.
-const float* check_noise(const std::optional<at::Tensor>& noise, int64_t rows, int64_t vocab) {
-  if (!noise) return nullptr;
-  TORCH_CHECK_VALUE(noise->dim() == 2 && noise->size(0) >= rows, "noise: expected at least ", rows,
-                    " rows, got shape ", noise->sizes());
-  check_tensor("noise", *noise, at::kFloat, {noise->size(0), vocab});
-  TORCH_CHECK_VALUE(noise->is_contiguous(), "noise: expected a contiguous tensor");
-  return noise->const_data_ptr<float>();
-}
-
-// Packed target rows in front of the end of the last member's.
-int64_t check_sources(at::IntArrayRef sources, const Members& members) {
-  TORCH_CHECK_VALUE(sources.size() == members.slots.size(), "sources: expected ", members.slots.size(),
-                    ", got ", sources.size());
-  int64_t rows = 0;
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    TORCH_CHECK_VALUE(sources[i] >= 0 && sources[i] < MOST, "sources: expected 0 … ", MOST - 1, ", got ",
-                      sources[i]);
-    rows = std::max(rows, sources[i] + members.widths[i]);
-  }
-  return rows;
-}
-
-// The stop ids of a slot, if it may not choose them for the token at `position`.
-void ban_stops(const StepState& state, int64_t slot, int64_t position, Draw& draw) {
-  if (position >= state.free_from[slot]) return;
-  draw.banned = state.stop_ids + slot * state.stops;
-  draw.banned_count = state.stops;
-}
 
 std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
     at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars, const at::Tensor& keys,
@@ -104,12 +72,8 @@ std::vector<Draw> draft_draws(const StepState& state, const Members& members, at
     const int64_t r = row.slot, column = row.position - state.cached(r);
     while (members.slots[member] != r) ++member;
     if (column == 0) continue;
-    const float own = state.temperature[r];
-    const float cooled = own > 0.0f ? std::max(own * rules.temperature, LOWEST_TEMPERATURE) : 0.0f;
-    Draw draw{noise ? noise + (sources[member] + column - 1) * vocab : nullptr,
-              {cooled, 1.0f, 0.0f, 0, false}};
-    if (bans) ban_stops(state, r, row.position, draw);
-    draws.push_back(draw);
+    const float* own = noise ? noise + (sources[member] + column - 1) * vocab : nullptr;
+    draws.push_back(draft_draw(state, r, own, rules.temperature, row.position, bans));
   }
   return draws;
 }
@@ -129,21 +93,6 @@ float* guessing_rows(const StepState& state, const Pass& pass, const float* x, i
   return rows;
 }
 
-// Ids of a draft head's columns, rising ones of the vocabulary; null for all.
-const int64_t* check_ids(const std::optional<at::Tensor>& ids, int64_t columns, int64_t vocab) {
-  if (!ids) {
-    TORCH_CHECK_VALUE(columns == vocab, "draft_ids: expected those of ", columns, " columns, got none");
-    return nullptr;
-  }
-  check_tensor("draft_ids", *ids, at::kLong, {columns});
-  TORCH_CHECK_VALUE(ids->is_contiguous(), "draft_ids: expected a contiguous tensor");
-  const int64_t* at = ids->const_data_ptr<int64_t>();
-  bool rising = 0 <= at[0] && at[columns - 1] < vocab;
-  for (int64_t i = 1; i < columns; ++i) rising &= at[i - 1] < at[i];
-  TORCH_CHECK_VALUE(rising, "draft_ids: expected rising ids of 0 … ", vocab - 1);
-  return at;
-}
-
 int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars,
                     const at::Tensor& keys, const at::Tensor& values, const at::Tensor& cos,
                     const at::Tensor& sin, at::TensorList state_tensors, at::IntArrayRef slots,
@@ -157,10 +106,8 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const Members members = state.members(slots, widths);
   const int64_t vocab = d.embedding.rows;
   const float* drawn = check_noise(noise, check_sources(sources, members), vocab);
-  check_tensor("drafts", drafts, at::kLong, {state.slots, drafts.dim() == 2 ? drafts.size(1) : -1});
-  TORCH_CHECK_VALUE(drafts.is_contiguous() && drafts.size(1) + 1 >= state.widest,
-                    "drafts: expected a contiguous tensor of at least ", state.widest - 1, " columns");
-  const DraftRules rules = {check_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature)};
+  check_drafts(drafts, state);
+  const DraftRules rules = {check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature)};
   state.begin_block();
   Pass pass = block_rows(state, members, cos, sin, cache, s);
 

@@ -49,7 +49,8 @@ StepState::StepState(at::TensorList t) : tensors_(t) {
   widest = t[BLOCK_IDS].size(1);
   TORCH_CHECK_VALUE(widest >= 1, "state: expected blocks of at least 1 column, got ", widest);
   stops = t[STOP_IDS].size(1);
-  data<int64_t>(t[TOKENS], {slots, t[TOKENS].size(1)});
+  capacity = t[TOKENS].size(1);
+  tokens = data<int64_t>(t[TOKENS], {slots, capacity});
   length = data<int64_t>(t[LENGTH], {slots});
   count = data<int64_t>(t[COUNT], {slots});
   for (const Field vector : {LIMIT, FINISH, ACCEPTED, SEED}) data<int64_t>(t[vector], {slots});
@@ -85,14 +86,12 @@ Members StepState::members(at::IntArrayRef given, at::IntArrayRef widths) const 
 }
 
 void StepState::begin_block() const {
-  const at::Tensor& tokens = tensors_[TOKENS];
-  const int64_t capacity = tokens.size(1);
-  const int64_t *ids = tokens.const_data_ptr<int64_t>(), *limit = tensors_[LIMIT].const_data_ptr<int64_t>();
+  const int64_t* limit = tensors_[LIMIT].const_data_ptr<int64_t>();
   for (int64_t r = 0; r < slots; ++r) {
     TORCH_CHECK_VALUE(1 <= length[r] && length[r] <= capacity, "length: expected 1 … ", capacity, ", got ",
                       length[r]);
     effective[r] = done[r] ? 0 : std::min(width[r], std::clamp<int64_t>(limit[r], 0, MOST) - cached(r));
-    block[r * widest] = ids[r * capacity + cached(r)];
+    block[r * widest] = tokens[r * capacity + cached(r)];
   }
 }
 

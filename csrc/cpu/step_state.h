@@ -32,7 +32,8 @@ class StepState {
   // Tokens at the columns of a slot's block that exist; positions begin at `length − 1`.
   int64_t cached(int64_t slot) const { return length[slot] - 1; }
 
-  int64_t slots, widest, stops;
+  int64_t slots, widest, stops, capacity;
+  const int64_t* tokens;  // [slots][capacity]
   int64_t *length, *width, *effective, *stop_ids, *free_from, *top_k, *block, *choice, *count;
   float *temperature, *top_p, *min_p;
   bool *done, *finite;

@@ -15,6 +15,7 @@ import torch
 from blockpilot import LLM
 from blockpilot.cli import train_draft
 from blockpilot.drafters.dflash_checkpoint import load_dflash
+from blockpilot.drafters.eagle3_checkpoint import load_eagle3
 from blockpilot.params import SamplingParams
 from blockpilot.targets.stored import read_tensor, stored_tensors
 from blockpilot.training import draft_training
@@ -94,6 +95,26 @@ def test_a_drafter_of_the_most_frequent_ids(cli_json, data, tmp_path, monkeypatc
         report = run(cli_json, data, tmp_path / size, *more, size)
         assert load_dflash(Path(report["drafter"])).vocabulary is None
     assert given == [None, None]
+
+
+def test_an_eagle3_drafter(cli_json, refused, data, tmp_path):
+    """It loads, decodes and goes on; the run's kind and its one layer are its own."""
+    call = ("train-draft", data[1], "-o", tmp_path / "run", "-t", data[0], "--kind", "eagle3", *SMALL[2:])
+    more = ("--widths", "2,4", "--validation", "2", "--draft-vocabulary", "30", "--feature-layers", "0,1")
+    first = cli_json(*call, *more, "--blocks", "18")
+    report = cli_json(*call, *more, "--blocks", "36")
+    assert (first["blocks"], report["blocks"], report["finished"]) == (18, 36, True)
+    assert all(1 <= t <= int(w) for w, t in report["tau"].items())
+    loaded = load_eagle3(Path(report["drafter"]))
+    assert loaded.config.block_size == 4 and loaded.vocabulary.tolist() == frequent(data[1], 30)
+    with LLM(data[0], drafter=report["drafter"], max_length=64) as llm:
+        wide, plain = (
+            llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (4, 1)
+        )
+    assert wide == plain
+    assert "other options (kind, layers" in refused(*call[:-8], *more, "--kind", "dflash")
+    assert "layers: expected 1 of an EAGLE-3 drafter" in refused(*call, "--layers", "2")
+    assert "kind: expected one of ['dflash', 'eagle3']" in refused(*call, "--kind", "eagle4")
 
 
 def test_a_stopped_run_ends_as_one_that_was_not(cli_json, data, tmp_path):

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from blockpilot.drafters.eagle3 import Eagle3Drafter
+from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
 from tests.drafters.rounds import load_pair
+from tests.eagle3 import IDS, save_eagle3_drafter
 from tests.implementations import IMPLEMENTATIONS, require
 from tests.tiny import drafter_config, save_drafter, save_target
 
@@ -41,6 +44,23 @@ def drafter_for(
     return make
 
 
+@pytest.fixture(scope="session")
+def eagle3_for(
+    targets: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, Path]]:
+    """`eagle3_for(family, ids, **config)` → (target folder, folder of an EAGLE-3 drafter with that config)."""
+    root = tmp_path_factory.mktemp("eagle3")
+    made: dict[str, Path] = {}
+
+    def make(family: str = "llama", ids: Any = IDS, **config: Any) -> tuple[Path, Path]:
+        key = repr((family, ids, sorted(config.items())))
+        if key not in made:
+            made[key] = save_eagle3_drafter(root / str(len(made)), targets[family], ids, **config)
+        return targets[family], made[key]
+
+    return make
+
+
 @pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest) -> str:
     """Which target and drafter a test runs on."""
@@ -58,3 +78,9 @@ def load(implementation: str) -> Callable[..., Any]:
 def config(targets: dict[str, Path]) -> dict[str, Any]:
     """config.json of a drafter for the llama target."""
     return drafter_config(targets["llama"])
+
+
+@pytest.fixture
+def reference_path(implementation, monkeypatch):
+    """Chains pass by pass where one call drafts a whole block."""
+    monkeypatch.setattr(CppEagle3Drafter, "_draft_chains", Eagle3Drafter._draft_chains)

@@ -14,6 +14,8 @@ from torch import Tensor
 from blockpilot.drafters import Proposal, load_drafter
 from blockpilot.drafters.dflash import DFlashDrafter
 from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
+from blockpilot.drafters.eagle3 import Eagle3Drafter
+from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
 from blockpilot.plan import StepPlan
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
@@ -26,6 +28,7 @@ from tests.implementations import build
 
 CPU = torch.device("cpu")
 NAN = float("nan")
+KINDS = {"dflash": (DFlashDrafter, CppDFlashDrafter), "eagle3": (Eagle3Drafter, CppEagle3Drafter)}
 SLIDING = {
     "layer_types": ["sliding_attention", "full_attention"],
     "sliding_window": 6,
@@ -43,12 +46,13 @@ def load_pair(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     temperature: float | None = None,
-) -> tuple[Target, DFlashDrafter]:
+) -> tuple[Target, Any]:
     """Target and drafter loaded from disk, the target set to hand out the drafter's features."""
     loaded = build(implementation, load_checkpoint(target), slots, capacity, dtype, device=device)
     guesser = load_drafter(drafter, loaded, slots, temperature)
-    assert isinstance(guesser, DFlashDrafter)
-    assert isinstance(guesser, CppDFlashDrafter) == (implementation != "torch")
+    plain, packed = KINDS[guesser.kind]
+    assert isinstance(guesser, plain)
+    assert isinstance(guesser, packed) == (implementation != "torch")
     loaded.use_features(guesser.feature_layers)
     return loaded, guesser
 
@@ -56,11 +60,11 @@ def load_pair(
 class Rounds:
     """Requests in slots; `start` prefills one, `step` advances some.
 
-    Per round, `logits[slot]` collects the draft logits [effective − 1, V], `blocks[slot]` the block's ids and
-    `counts[slot]` how many tokens were committed.
+    Per round, `logits[slot]` collects the draft logits [effective − 1, V] of a drafter that makes them in one pass,
+    `blocks[slot]` the block's ids and `counts[slot]` how many tokens were committed.
     """
 
-    def __init__(self, target: Target, drafter: DFlashDrafter, widest: int = 12) -> None:
+    def __init__(self, target: Target, drafter: Any, widest: int = 12) -> None:
         self.target, self.drafter = target, drafter
         self.slots = target.cache.dump
         self.state = State.allocate(self.slots, target.capacity, widest, 4, target.device)
@@ -138,7 +142,8 @@ class Rounds:
             seen.append(self.drafter.draft_logits(state, plan).clone())
             return honest(state, plan, noise)
 
-        with patch.object(self.drafter, "propose", recording):
+        whole = hasattr(self.drafter, "draft_logits")
+        with patch.object(self.drafter, "propose", recording if whole else honest):
             run_step(self.state, plan, self.target, self.drafter, StepClock())
         self._record(plan, seen)
 
@@ -149,7 +154,7 @@ class Rounds:
             if effective:
                 self.blocks[slot].append(s.block[slot, :effective].tolist())
                 self.counts[slot].append(int(s.count[slot]))
-                if width > 1:
+                if width > 1 and seen:
                     self.logits[slot].append(seen[0][row : row + effective - 1])
             row += width - 1
 
@@ -163,7 +168,7 @@ class Rounds:
         return self.state.tokens[slot, : int(self.state.length[slot])].tolist()
 
 
-def remembered(drafter: DFlashDrafter, slot: int, cached: int) -> Tensor:
+def remembered(drafter: Any, slot: int, cached: int) -> Tensor:
     """[2, layers, heads, cached, dim] keys and values of the first positions of a slot."""
     cache = drafter.cache
     if isinstance(cache, CppCache):

@@ -15,10 +15,10 @@ from blockpilot.drafters import load_drafter
 from blockpilot.drafters.dflash_checkpoint import (
     CheckpointError,
     check_pair,
-    find_dflash,
     load_dflash,
     save_dflash,
 )
+from blockpilot.drafters.folder import find_drafter
 from blockpilot.targets.checkpoint import load_checkpoint
 from blockpilot.targets.torch_target import TorchTarget
 from tests.tiny import drafter_config, drafter_tensors, read_drafter, with_value, write_drafter
@@ -156,11 +156,11 @@ def test_impossible_draft_temperatures_are_refused(drafter_for, temperature):
 def test_an_unknown_source_is_refused(tmp_path):
     for source in ("nowhere", tmp_path / "nowhere", "a/b/c", str(tmp_path / "x")):
         with pytest.raises(ValueError, match="expected 'bundled', a folder"):
-            find_dflash(source)
+            find_drafter(source)
 
 
 def test_the_bundled_drafter_is_complete():
-    loaded = load_dflash(find_dflash("bundled"))
+    loaded = load_dflash(find_drafter("bundled"))
     assert loaded.config.target_layer_ids == (1, 8, 14, 20, 27)
     assert (loaded.config.block_size, loaded.config.mask_token_id) == (6, 0)
     assert {t.dtype for t in loaded.tensors.values()} == {torch.bfloat16}
@@ -213,7 +213,7 @@ def test_an_interrupted_save_leaves_the_old_one(tmp_path, config, monkeypatch):
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("blockpilot.drafters.dflash_checkpoint._sync", fail)
+    monkeypatch.setattr("blockpilot.drafters.folder._sync", fail)
     with pytest.raises(OSError, match="disk full"):
         save_dflash(tmp_path / "d", config, drafter_tensors(config, seed=9))
     assert torch.equal(load_dflash(tmp_path / "d").tensors["fc.weight"], tensors["fc.weight"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blockpilot.drafters.dflash_tree import Draws, likeliest
+from blockpilot.drafters.draws import Draws, likeliest
 from tests.drafters.conftest import FAMILIES
 from tests.drafters.rounds import Rounds, remembered
 

@@ -92,7 +92,7 @@ def test_what_would_not_load_is_not_written(folder, config, ids, message):
 
 
 def test_a_folder_without_a_drafter_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"expected a drafter's folder with config\.json"):
+    with pytest.raises(CheckpointError, match=r"expected config\.json"):
         write_draft_vocabulary(tmp_path, IDS)
 
 

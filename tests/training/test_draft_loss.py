@@ -30,7 +30,7 @@ def test_the_loss_over_the_whole_vocabulary(distil):
     wanted = labels()
     ids, extra = Vocabulary(torch.arange(V).float(), V).choose(wanted, torch.Generator())
     assert ids.tolist() == list(range(V)) and not extra.any()
-    loss, right = draft_loss(hidden, head, wanted, ids, extra, distil)
+    loss, right = draft_loss(hidden, head[ids], wanted, ids, extra, distil)
     logp = (hidden @ head.T).log_softmax(-1)
     choice = -logp.gather(1, wanted.ids[:, None])[:, 0]
     teacher = -(wanted.teacher_p * logp.gather(1, wanted.teacher_ids)).sum(-1)

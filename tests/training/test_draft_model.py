@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,10 +164,10 @@ def test_a_block_sees_nothing_at_or_after_its_anchor(pair, decoded, tmp_path):
         features[1] = -3.0
         changed = blocks.tokens.clone()
         changed[:, [k for k in range(len(anchors)) if k != i]] = 9
-        after = model(type(blocks)(features, blocks.anchor, changed), embedding)
+        after = model(replace(blocks, features=features, tokens=changed), embedding)
         assert torch.allclose(after[0, i], before[0, i], atol=1e-5)
         features[0, anchor - 1] += 1.0
-        seen = model(type(blocks)(features, blocks.anchor, changed), embedding)
+        seen = model(replace(blocks, features=features, tokens=changed), embedding)
         assert not torch.allclose(seen[0, i], before[0, i], atol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""`blockpilot train-draft`: train a DFlash drafter on answers from make-data.
+"""`blockpilot train-draft`: train a drafter on answers from make-data.
 
 With `--json` stdout holds one object with the keys of `JSON_KEYS`.
 """
@@ -40,7 +40,10 @@ AnswersArgument = Annotated[Path, typer.Argument(help="Folder written by make-da
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder of the run; continued if there.")]
 BlocksOption = Annotated[int, typer.Option("--blocks", min=1, help="Blocks to train on, all runs together.")]
 MinutesOption = Annotated[float | None, typer.Option("--minutes", help="Stop, resumable, after about these.")]
-LayersOption = Annotated[int, typer.Option("--layers", min=1, help="Layers of the drafter.")]
+KindOption = Annotated[str, typer.Option("--kind", help="dflash or eagle3.")]
+LayersOption = Annotated[
+    int | None, typer.Option("--layers", min=1, help="Layers of the drafter; default: 2, of EAGLE-3 its one.")
+]
 BlockSizeOption = Annotated[int, typer.Option("--block-size", min=2, help="B: training width.")]
 FeaturesOption = Annotated[
     str | None, typer.Option("--feature-layers", help="Target layers it reads, as in 1,8,14; 0 is the first.")
@@ -48,7 +51,8 @@ FeaturesOption = Annotated[
 StartOption = Annotated[
     str | None,
     typer.Option(
-        "--start", help="Target layers its own begin as, or 'random'; default: the first and the last."
+        "--start",
+        help="Target layers its own begin as, or 'random'; default: the first and the last; EAGLE-3: the last.",
     ),
 ]
 WidthsOption = Annotated[
@@ -72,7 +76,8 @@ def run(
     blocks: BlocksOption = 400_000,
     minutes: MinutesOption = None,
     target: TargetOption = BUNDLED_TARGET,
-    layers: LayersOption = 2,
+    kind: KindOption = "dflash",
+    layers: LayersOption = None,
     block_size: BlockSizeOption = 8,
     feature_layers: FeaturesOption = None,
     start: StartOption = None,
@@ -96,16 +101,17 @@ def run(
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a DFlash drafter on the target's own answers. Stop and run again to go on."""
+    """Train a drafter on the target's own answers. Stop and run again to go on."""
     check_device(device)
     if minutes is not None and not minutes >= 0:
         raise ValueError(f"--minutes: expected 0 or more, got {minutes}")
     options = {
         "answers": answers,
+        "kind": kind,
         "target": target,
         "weights": weights,
         "device": device,
-        "layers": layers,
+        "layers": (1 if kind == "eagle3" else 2) if layers is None else layers,
         "block_size": block_size,
         "feature_layers": None
         if feature_layers is None

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from blockpilot.drafters import Proposal
-from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, find_dflash, load_dflash
+from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, load_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
-from blockpilot.drafters.dflash_tree import LARGEST_TREE, Draws, tree_proposal
+from blockpilot.drafters.dflash_tree import tree_proposal
 from blockpilot.drafters.draft_vocabulary import DraftVocabulary
+from blockpilot.drafters.draws import LARGEST_TREE, Draws, checked_temperature
+from blockpilot.drafters.folder import find_drafter
 from blockpilot.drafters.head_rows import HeadRows, head_rows
+from blockpilot.drafters.room import Room
 from blockpilot.memory import require_fits
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, make_rows
@@ -22,13 +25,10 @@ from blockpilot.state import State
 from blockpilot.targets import Target
 from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, run_layers
 from blockpilot.targets.rope import rope_tables
-from blockpilot_kernels import choose
 from blockpilot_kernels.norm_rope import block_input, rms_norm
 from blockpilot_kernels.qk_rope_append import context_append
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
-DRAFT_TEMPERATURE = 1.0
-LOWEST_TEMPERATURE = 1e-5  # `choose` divides by it; 0 means greedy
 CONTEXT_ROWS = 128
 
 
@@ -65,14 +65,13 @@ class DFlashDrafter:
         draft_temperature: float | None = None,
     ) -> None:
         check_pair(checkpoint, target.config)
-        self.draft_temperature = DRAFT_TEMPERATURE if draft_temperature is None else draft_temperature
-        if not 0 < self.draft_temperature < float("inf"):
-            raise ValueError(f"draft_temperature: expected a number > 0, got {draft_temperature!r}")
+        self.draft_temperature = checked_temperature(draft_temperature)
         c = self.config = checkpoint.config
         self.fingerprint, self.block_size = checkpoint.fingerprint, c.block_size
         self.feature_layers = tuple(i + 1 for i in c.target_layer_ids)
         self.window = tuple(range(1, 2 * c.block_size + 1))
-        self._embedding, self._capacity = target.embedding, target.capacity
+        self._embedding = target.embedding
+        self._room = Room(target.embedding, max_requests, target.capacity)
         self._vocabulary = DraftVocabulary(checkpoint.vocabulary, c.model.vocab_size, target.device)
         self._build(checkpoint, target, max_requests)
         self.non_finite = torch.zeros((), dtype=torch.long, device=target.device)
@@ -90,7 +89,7 @@ class DFlashDrafter:
         draft_temperature: float | None = None,
     ) -> DFlashDrafter:
         """From "bundled", a folder in z-lab's format, or a hub id; see `load_dflash` for what is refused."""
-        checkpoint = load_dflash(find_dflash(source))
+        checkpoint = load_dflash(find_drafter(source))
         draft_ids = 0 if checkpoint.vocabulary is None else len(checkpoint.vocabulary)
         sizes = (checkpoint.config, max_requests, target.capacity, target.dtype)
         need = cls.memory_bytes(*sizes, draft_ids)
@@ -124,14 +123,7 @@ class DFlashDrafter:
         Raises:
             ValueError: what was built and what is asked for.
         """
-        if target.embedding is not self._embedding:
-            raise ValueError("drafter: it was built on another target; build it on the one it is used with")
-        built = (self.cache.dump, self._capacity)
-        if built[0] < max_requests or built[1] < target.capacity:
-            raise ValueError(
-                f"drafter: expected room for {max_requests} requests of {target.capacity} positions, "
-                f"got one built for {built[0]} of {built[1]}"
-            )
+        self._room.check(target, max_requests)
 
     def begin(self, slot: int, features: Tensor, tokens: Sequence[int]) -> None:
         """Context rows of a prompt: features [len(tokens), n·H] of positions 0 … len(tokens) − 1.
@@ -264,26 +256,12 @@ class DFlashDrafter:
         return run_layers(self.layers, x, normed, self.cache, step, self.norm)[0]
 
     def _draws(self, state: State, plan: StepPlan, head: HeadRows, noise: Tensor | None) -> Draws:
-        """With the noise of the target's own choice at that position, its filters left out.
-
-        Column j guesses what target row j − 1 chooses; sharing that row's noise makes them agree when the
-        distributions do.
-        """
-        slot = head.slot
-        source = plan.draft_source[head.row] - 1
-        shared = None if noise is None else self._vocabulary.noise(noise, source)
-        cooled = (state.temperature[slot] * self.draft_temperature).clamp_min(LOWEST_TEMPERATURE)
-        temperature = torch.where(state.temperature[slot] > 0, cooled, 0)
-        banned = None
-        if plan.bans:
-            early = state.length[slot] - 1 + head.column < state.free_from[slot]
-            banned = self._vocabulary.columns(torch.where(early[:, None], state.stop_ids[slot], -1))
-        return Draws(shared, temperature, banned)
+        """Column j guesses what target row j − 1 chooses."""
+        rows = (head.slot, head.column, plan.draft_source[head.row] - 1)
+        return Draws.of(state, plan, rows, noise, self._vocabulary, self.draft_temperature)
 
     def _choose(self, state: State, head: HeadRows, logits: Tensor, draws: Draws) -> Tensor:
         """Draft ids [M] of a chain."""
-        slot, off = head.slot, torch.zeros_like(draws.temperature)
-        how = (draws.noise, draws.temperature, torch.zeros_like(slot), off + 1, off, draws.banned)
-        columns, finite = choose(logits, *how, filtered=False)
-        self.non_finite += (~finite & (head.column < state.effective[slot])).sum()
+        columns, finite = draws.choose(logits)
+        self.non_finite += (~finite & (head.column < state.effective[head.slot])).sum()
         return self._vocabulary.ids(columns)

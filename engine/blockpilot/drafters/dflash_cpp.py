@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import Tensor
 
@@ -12,17 +10,17 @@ from blockpilot.drafters.dflash import DFlashDrafter
 from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.drafters.head_rows import head_rows
+from blockpilot.drafters.packed import drafter_rounding, packed_key
 from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State
 from blockpilot.targets.cpp_target import CppCache, CppTarget
-from blockpilot.targets.packed_cache import Packed, PackedKey, cached
+from blockpilot.targets.packed_cache import Packed, cached
 from blockpilot.targets.packing import (
     GetMatrix,
     in_bytes,
     pack_layer,
     padded_size,
-    rounding_of,
     stored_or_float,
 )
 from blockpilot.targets.rope import rope_tables
@@ -48,13 +46,11 @@ class CppDFlashDrafter(DFlashDrafter):
 
     def _build(self, checkpoint: DFlashCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
-        rounded = target.weights.startswith("stored-")
-        # No output shows the drafter's rounding, so it takes the fastest beside any rounded target.
-        rounding = "int8" if rounded else rounding_of(target.weights, target.dtype)
+        rounding = drafter_rounding(target)
         size = padded_size(m.intermediate_size)
         sizes = (m.hidden_size, m.num_heads, m.num_kv_heads, m.head_dim)
         geometry = Geometry(*sizes, size, m.num_layers, rounding)
-        key = None if target.packed_key is None else _packed_key(checkpoint, target.packed_key)
+        key = None if target.packed_key is None else packed_key(checkpoint, target.packed_key)
         packed = cached(key, lambda: self._pack(checkpoint, target, geometry))
         self._plan, self._context = (torch.tensor(packed.words[n], device="cpu") for n in ("plan", "context"))
         self._weights = (packed.blob, target.blob)
@@ -163,14 +159,3 @@ class CppDFlashDrafter(DFlashDrafter):
         context_append(
             self._weights, self._context, eps, self.cache.k, self.cache.v, self._rope, features, where
         )
-
-
-def _packed_key(checkpoint: DFlashCheckpoint, target: PackedKey) -> PackedKey:
-    """Every byte counts: they are in memory anyway, and a caller may have changed them."""
-    digest = hashlib.sha256(f"{target.source} {checkpoint.config!r}".encode())
-    tensors = {**checkpoint.tensors}
-    if checkpoint.vocabulary is not None:
-        tensors["vocabulary"] = checkpoint.vocabulary
-    for name in sorted(tensors):
-        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
-    return PackedKey("drafter", (*target.model, checkpoint.fingerprint), digest.hexdigest())

@@ -68,7 +68,7 @@ def read_ids(path: Path, vocab_size: int) -> Tensor:
             f"{path}: tensor {_NAME}: expected I64 of one dimension, found {found.dtype} {list(found.shape)}"
         )
     ids = read_tensor(found, _NAME)
-    _check(ids, vocab_size, path)
+    check_ids(ids, vocab_size, path)
     return ids
 
 
@@ -83,7 +83,7 @@ def write_ids(path: Path, ids: Tensor | Sequence[int], vocab_size: int) -> None:
         raise CheckpointError(
             f"{path}: ids: expected torch.int64 of one dimension, got {tensor.dtype} {list(tensor.shape)}"
         )
-    _check(tensor, vocab_size, path)
+    check_ids(tensor, vocab_size, path)
     with replacing(path) as temporary:
         save_file({_NAME: tensor.clone().contiguous()}, temporary)
 
@@ -102,7 +102,12 @@ def most_frequent(counts: Tensor, size: int, always: Sequence[int]) -> Tensor:
     return order[: max(size, len(kept))].sort().values
 
 
-def _check(ids: Tensor, vocab_size: int, path: Path) -> None:
+def check_ids(ids: Tensor, vocab_size: int, path: Path) -> None:
+    """Refuse ids [V'] that are not rising ones of 0 … `vocab_size` − 1.
+
+    Raises:
+        CheckpointError (a ValueError): naming `path` and what they are.
+    """
     if not 1 <= len(ids) <= vocab_size:
         raise CheckpointError(f"{path}: expected 1 to {vocab_size} ids, got {len(ids)}")
     if not bool((ids[1:] > ids[:-1]).all()):

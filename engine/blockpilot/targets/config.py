@@ -78,12 +78,12 @@ class RopeConfig:
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in ROPE_TYPES:
             raise ValueError(f"unsupported rope type {kind!r}; supported: {', '.join(ROPE_TYPES)}")
-        limit = _integer(config, "max_position_embeddings", default=2048)
+        limit = read_integer(config, "max_position_embeddings", default=2048)
         outer = {k: config[k] for k in ("rope_theta", _ORIGINAL) if config.get(k) is not None}
         rope = {**outer, **{k: v for k, v in rope.items() if v is not None}}
         if _ORIGINAL in outer:  # the one value that wins over the dictionary's
             rope[_ORIGINAL] = outer[_ORIGINAL]
-        original = _integer(rope, _ORIGINAL, limit)
+        original = read_integer(rope, _ORIGINAL, limit)
         values: dict[str, Any] = {"theta": _number(rope, "rope_theta", 10000.0, above=1.0)}
         if kind != "default":
             values["factor"] = _number(rope, "factor", limit / original if kind == "yarn" else None)
@@ -153,23 +153,23 @@ class ModelConfig:
         """
         family = _family(config)
         c = {**_FAMILY_DEFAULTS[family], **config}
-        heads, hidden = _integer(c, "num_attention_heads"), _integer(c, "hidden_size")
-        layers = _integer(c, "num_hidden_layers", most=MAX_LAYERS)
+        heads, hidden = read_integer(c, "num_attention_heads"), read_integer(c, "hidden_size")
+        layers = read_integer(c, "num_hidden_layers", most=MAX_LAYERS)
         if c.get("head_dim") is None and hidden % heads:
             raise ValueError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
         bias = bool(c.get("attention_bias", False)) and family in ("llama", "qwen3")
         return cls(
             family=family,
             hidden_size=hidden,
-            intermediate_size=_integer(c, "intermediate_size"),
+            intermediate_size=read_integer(c, "intermediate_size"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=_integer(c, "num_key_value_heads", default=heads),
-            head_dim=_integer(c, "head_dim", default=hidden // heads),
-            vocab_size=_integer(c, "vocab_size"),
+            num_kv_heads=read_integer(c, "num_key_value_heads", default=heads),
+            head_dim=read_integer(c, "head_dim", default=hidden // heads),
+            vocab_size=read_integer(c, "vocab_size"),
             rms_norm_eps=_number(c, "rms_norm_eps", default=1e-6),
             rope=RopeConfig.from_hf(c),
-            max_position_embeddings=_integer(c, "max_position_embeddings"),
+            max_position_embeddings=read_integer(c, "max_position_embeddings"),
             tie_word_embeddings=bool(c.get("tie_word_embeddings", False)),
             qkv_bias=bias or family == "qwen2",
             o_bias=bias,
@@ -224,14 +224,14 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int |
     sliding = config.get("sliding_window")
     if family == "llama" or sliding is None:
         return (None,) * layers
-    size = _integer(config, "sliding_window")
+    size = read_integer(config, "sliding_window")
     if family == "mistral":
         return (size,) * layers
     if not config.get("use_sliding_window", False):
         return (None,) * layers
     kinds = config.get("layer_types")
     if kinds is None:
-        first = _integer(config, "max_window_layers", least=0)
+        first = read_integer(config, "max_window_layers", least=0)
         return tuple(size if i >= first else None for i in range(layers))
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise ValueError(f"expected {layers} layer_types, full_attention or sliding_attention, got {kinds!r}")
@@ -248,9 +248,14 @@ def _token_ids(config: Mapping[str, Any], generation: Mapping[str, Any], key: st
     return tuple(found)
 
 
-def _integer(
+def read_integer(
     values: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1
 ) -> int:
+    """A value of a config, or its default.
+
+    Raises:
+        ValueError: it is missing without one, or not an integer in `least` … `most`.
+    """
     value = values.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

@@ -1,4 +1,4 @@
-"""One pre-norm decoder layer on the fixed-tile ops, shared by targets and DFlash drafters."""
+"""One pre-norm decoder layer on the fixed-tile ops, shared by targets and drafters."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class DecoderLayer:
     def forward(
         self, x: Tensor, normed: Tensor, cache: KVCache, layer: int, step: Pass, next_norm: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """x [N, H] float32 and its input norm → x behind the layer and its `next_norm`; writes this pass's keys and
-        values in place."""
+        """x [N, H] float32 and its input norm, as wide as q, k and v weights → x behind the layer and its `next_norm`;
+        writes this pass's keys and values in place."""
         s, held = self.shape, (cache.k[layer], cache.v[layer], cache.bad[layer])
         qkv = self.qkv(normed).view(len(x), -1, s.head_dim)
         q = qk_rope_append(qkv, self.q_norm, self.k_norm, step.cos, step.sin, step.to, *held, s.eps)
@@ -111,6 +111,13 @@ class DecoderLayer:
         )
         x, normed = residual_norm(x, self.out(attended), self.post_norm, s.eps)
         return residual_norm(x, self.down(swiglu(self.gate_up(normed))), next_norm, s.eps)
+
+
+def own_place(path: Tensor | None, position: Tensor) -> Tensor:
+    """Where in the cache rows put their keys, [N]: their position, or what their path [N, P] says of it."""
+    if path is None:
+        return position
+    return path.gather(1, (position - path[:, 0]).clamp(0, path.shape[1] - 1)[:, None])[:, 0]
 
 
 def run_layers(

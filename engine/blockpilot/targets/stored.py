@@ -190,7 +190,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     if any(name.endswith(PICKLES) for name in names):
         raise CheckpointError(
             f"{folder}: pickle checkpoints are not loaded (opening one can run code); expected {WEIGHTS} or "
-            f"{INDEX}, found {names}. Save the model again with safetensors"
+            f"{INDEX}, found {names}. Save the model again with safetensors; a file that you trust is converted by "
+            f"safetensors.torch.save_file(torch.load(FILE, weights_only=True), '{WEIGHTS}')"
         )
     raise CheckpointError(f"{folder}: expected {WEIGHTS} or {INDEX}, found {names or 'an empty folder'}")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from blockpilot.rows import KVCache, Rows, kv_bound, make_rows
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.targets.config import ModelConfig
-from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, run_layers
+from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, own_place, run_layers
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.block_attention import scratch_bytes
 from blockpilot_kernels.norm_rope import block_input
@@ -119,10 +119,7 @@ class TorchTarget:
         self.forwards += 1
         position = torch.where(exists, position, 0)
         cos, sin = self.cos[position], self.sin[position]
-        place = position
-        if path is not None:
-            place = path.gather(1, (position - path[:, 0]).clamp(0, path.shape[1] - 1)[:, None])[:, 0]
-        to = self.cache.destination(rows.slot, place, exists)
+        to = self.cache.destination(rows.slot, own_place(path, position), exists)
         step = Pass(rows, position, cos, sin, to, extent, bound, path)
         x, normed = block_input(tokens, self.embedding, 1.0, self.layers[0].input_norm, self.shape.eps)
         hidden, states = run_layers(self.layers, x, normed, self.cache, step, self.norm, self.feature_layers)

@@ -75,6 +75,7 @@ def make_blocks(
     length = max(len(a.ids) for a in answers)
     size, teachers = answers[0].features.shape[1], answers[0].teacher_ids.shape[1]
     features = answers[0].features.new_zeros(len(answers), length, size)
+    every = torch.zeros(len(answers), length + 1, dtype=torch.long)
     anchor = torch.stack(list(anchors))
     offset = torch.arange(1, width)
     ids = torch.full((*anchor.shape, width - 1), ABSENT)
@@ -84,6 +85,7 @@ def make_blocks(
     for i, a in enumerate(answers):
         features[i, : len(a.features)] = a.features
         tokens = torch.tensor(a.ids)
+        every[i, : len(tokens)] = tokens
         here = anchor[i].clamp_min(0)
         first[i] = tokens[here]
         at = here[:, None] + offset
@@ -94,7 +96,7 @@ def make_blocks(
     block = torch.cat([first[..., None], torch.full_like(ids, mask_token_id)], -1)
     weight = weights.expand(ids.shape)
     labels = Labels(ids.flatten(), weight.flatten(), teacher_ids.flatten(0, 2), teacher_p.flatten(0, 2))
-    return Blocks(features, anchor.clamp_min(0), block), labels
+    return Blocks(features, anchor.clamp_min(0), block, every), labels
 
 
 def random_anchors(answer: Answer, count: int, generator: torch.Generator) -> Tensor:

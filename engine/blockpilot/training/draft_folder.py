@@ -8,14 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blockpilot.drafters.dflash_checkpoint import FILES
+from blockpilot.drafters.folder import FILES
 from blockpilot.policies.atomic import replacing
 from blockpilot.targets.checkpoint import Checkpoint
+from blockpilot.training.draft_kinds import KINDS
 from blockpilot.training.draft_training import Recipe
 
 FORMAT = 1
 SHORTEST = 8  # answers below this teach nothing about blocks
 _BINDING = (
+    "kind",
     "weights",
     "layers",
     "block_size",
@@ -24,7 +26,7 @@ _BINDING = (
     "mask_token_id",
     "draft_vocabulary",
 )  # of every resumption
-_BEFORE = {"draft_vocabulary": 0}  # of runs that began when there was no such option
+_BEFORE = {"draft_vocabulary": 0, "kind": "dflash"}  # of runs that began when there was no such option
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class DraftOptions:
     """What to train and on what.
 
     Attributes:
-        answers: folder of make-data. target, weights, device: as in `LLM`.
+        answers: folder of make-data. kind: a key of `draft_kinds.KINDS`. target, weights, device: as in `LLM`.
         layers, block_size: of the drafter. feature_layers: target layers it reads, None for the default.
         start: target layers its own begin as, () for random ones. mask_token_id: None picks one.
         draft_vocabulary: ids it drafts, the most frequent of the training answers; 0 for all.
@@ -44,6 +46,7 @@ class DraftOptions:
     """
 
     answers: Path
+    kind: str = "dflash"
     target: str | Path | Checkpoint = "smollm2"
     weights: str = "auto"
     device: str = "cpu"
@@ -58,6 +61,10 @@ class DraftOptions:
     every: float = 240.0
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: expected one of {sorted(KINDS)}, got {self.kind!r}")
+        if self.kind == "eagle3" and self.layers != 1:
+            raise ValueError(f"layers: expected 1 of an EAGLE-3 drafter, got {self.layers}")
         for name, least in (("layers", 1), ("block_size", 2), ("draft_vocabulary", 0), ("validation", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
@@ -73,7 +80,9 @@ class DraftOptions:
             ValueError: layers the target lacks, or another number of them than the drafter has.
         """
         start = self.start
-        if start is None:  # the first and the last layers carry most of what a shallow stack needs
+        if start is None and self.kind == "eagle3":  # it goes on from a late layer's output
+            start = (count - 1,)
+        elif start is None:  # the first and the last layers carry most of what a shallow stack needs
             start = (0, *range(count - self.layers + 1, count))
             if self.layers > count:
                 raise ValueError(

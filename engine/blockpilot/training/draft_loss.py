@@ -53,6 +53,10 @@ class Vocabulary:
         self.seen = counts.nonzero()[:, 0]
         self.frequent = counts.argsort(descending=True, stable=True)[: (self.size + 1) // 2]
 
+    def keep(self, labels: Labels) -> Labels:
+        """Every label: the softmax takes up what they need."""
+        return labels
+
     def choose(self, labels: Labels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Sorted ids [C] of a step and what is added to their logits [C]."""
         wanted = torch.zeros(self.total, dtype=torch.bool)
@@ -70,25 +74,48 @@ class Vocabulary:
         return ids, extra[ids]
 
 
+class DraftIds:
+    """The ids [V'] sorted of a head of the drafter's own, which every step's softmax runs over.
+
+    Attributes:
+        seen: the same.
+    """
+
+    def __init__(self, ids: Tensor, total: int) -> None:
+        self.seen, self._known = ids, torch.zeros(total, dtype=torch.bool)
+        self._known[ids] = True
+
+    def keep(self, labels: Labels) -> Labels:
+        """Labels that it can say, the others `ABSENT`; probabilities of ids that it can, scaled to the whole."""
+        sayable = (labels.ids >= 0) & self._known[labels.ids.clamp_min(0)]
+        p = labels.teacher_p * self._known[labels.teacher_ids]
+        whole = labels.teacher_p.sum(-1, keepdim=True) / p.sum(-1, keepdim=True).clamp_min(1e-6)
+        ids = torch.where(sayable, labels.ids, ABSENT)
+        return Labels(ids, labels.weight, labels.teacher_ids, p * whole)
+
+    def choose(self, labels: Labels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """All of them, nothing added to their logits."""
+        return self.seen, torch.zeros(len(self.seen))
+
+
 def draft_loss(
-    hidden: Tensor, head: Tensor, labels: Labels, ids: Tensor, extra: Tensor, distil: float
+    hidden: Tensor, rows: Tensor, labels: Labels, ids: Tensor, extra: Tensor, distil: float
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and which rows guess right among `ids` [M] bool.
 
     (1 − λ)·CE(choice) + λ·Σ_k p_k·(−log q_k), weighted; λ = `distil`.
 
     Args:
-        hidden: [M, H] rows with a label. head: [V, H] frozen.
+        hidden: [M, H] rows with a label. rows: [C, H] of the head, for `ids` [C] sorted, every label among them; a
+            teacher's id may be missing where its probability is 0.
     """
-    rows = head[ids].to(hidden.dtype)
-    logits = F.linear(hidden, rows).float() + extra
-    place = torch.zeros(len(head), dtype=torch.long, device=ids.device)
-    place[ids] = torch.arange(len(ids), device=ids.device)
+    logits = F.linear(hidden, rows.to(hidden.dtype)).float() + extra
     normaliser = logits.logsumexp(-1, keepdim=True)
-    chosen = place[labels.ids]
+    chosen = torch.searchsorted(ids, labels.ids)
     loss = (normaliser - logits.gather(1, chosen[:, None]))[:, 0]
     if distil > 0:
-        log_q = logits.gather(1, place[labels.teacher_ids]) - normaliser
+        taught = torch.searchsorted(ids, labels.teacher_ids).clamp_max(len(ids) - 1)
+        log_q = logits.gather(1, taught) - normaliser
         loss = (1 - distil) * loss - distil * (labels.teacher_p * log_q).sum(-1)
     weighted = (loss * labels.weight).sum() / labels.weight.sum()
     with torch.no_grad():

@@ -30,15 +30,17 @@ class Blocks:
     Attributes:
         features: [S, T, n·H] of every position; anchor: [S, N] position of column 0.
         tokens: [S, N, B] the anchor's id, then the mask id.
+        ids: [S, T + 1] of every position.
     """
 
     features: Tensor
     anchor: Tensor
     tokens: Tensor
+    ids: Tensor
 
     def to(self, device: torch.device) -> Blocks:
         """The same blocks there."""
-        return Blocks(self.features.to(device), self.anchor.to(device), self.tokens.to(device))
+        return Blocks(*(t.to(device) for t in vars(self).values()))
 
 
 def default_features(target: ModelConfig) -> tuple[int, ...]:
@@ -132,6 +134,19 @@ class DraftModel(nn.Module):
         cos, sin = rope_tables(m.rope, m.head_dim, length)
         for name, table in (("cos", cos), ("sin", sin), ("scale", scale)):
             self.register_buffer(name, table.float().clone(), persistent=False)
+
+    @property
+    def mask_token_id(self) -> int:
+        """What stands for a token to be guessed."""
+        return self.config.mask_token_id
+
+    def head_rows(self, head: Tensor, ids: Tensor) -> Tensor:
+        """Rows of the head [V, H] that it borrows."""
+        return head[ids]
+
+    def guesses(self, blocks: Blocks, embedding: Tensor) -> Tensor:
+        """Hidden states [S, N, B − 1, H] of the columns that guess."""
+        return self(blocks, embedding)[:, :, 1:]
 
     def forward(self, blocks: Blocks, embedding: Tensor) -> Tensor:
         """Hidden states [S, N, B, H] after the final norm; embedding [V, H]."""

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockpilot.drafters.dflash_checkpoint import save_dflash
-from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.drafters.draft_vocabulary import DRAFT_VOCABULARY, most_frequent, read_ids, write_ids
 from blockpilot.loading import build_target, resolve_checkpoint, resolve_device, resolve_weights
 from blockpilot.policies.atomic import replacing
@@ -28,7 +26,7 @@ from blockpilot.training.answers import read_shards
 from blockpilot.training.draft_batches import Reader
 from blockpilot.training.draft_data import FeatureCache, feature_cache
 from blockpilot.training.draft_folder import SHORTEST, DraftOptions, RunFolder, check_rows
-from blockpilot.training.draft_model import DraftModel, drafter_config, start_from_target
+from blockpilot.training.draft_kinds import KINDS, Kind, Model
 from blockpilot.training.draft_training import DraftTrainer, Recipe
 from blockpilot.training.draft_watch import Stop, Window
 
@@ -41,7 +39,6 @@ class _Data:
     train: list[Reader]
     lengths: list[int]
     validation: list[Reader]
-    counts: Tensor
     longest: int = 0
 
 
@@ -68,19 +65,22 @@ class DraftRun:
         check_rows(rows, recipe.batch, options.answers)
         self._start = options.starting_layers(self.checkpoint.config.num_layers)
         run, digests = RunFolder(folder), [digest for _, digest, _ in shards]
-        self.config = self._config(rows, run.found.get("mask_token_id"))
-        run.check(options, self.checkpoint.fingerprint, digests)
-        mark, mask = self.checkpoint.fingerprint, self.config.mask_token_id
+        counts = _count_ids(rows, self.checkpoint.config.vocab_size)
+        self.vocabulary, mask = self._draft_ids(counts), self._mask(rows, run.found.get("mask_token_id"))
+        self.kind: Kind = KINDS[options.kind](self.checkpoint.config, options, mask, self.vocabulary)
+        mark = self.checkpoint.fingerprint
+        run.check(options, mark, digests)
         if not run.found:
             run.write(options, recipe, mark, digests, mask)
+        if self.vocabulary is not None and not self._ids_path.exists():
+            write_ids(self._ids_path, self.vocabulary, len(counts))
         data = self._data(shards, bar)
-        self.vocabulary = self._vocabulary(data.counts)
         tensors, device = self.checkpoint.tensors, resolve_device(options.device)
         embedding = tensors[EMBEDDING].float().to(device)
         head = tensors[HEAD].float().to(device) if HEAD in tensors else embedding
-        parts = (data.train, data.lengths, embedding, head, data.counts)
+        parts = (data.train, data.lengths, embedding, head, counts)
         model = self._model(data, recipe).to(device)
-        self.trainer = DraftTrainer(model, recipe, *parts, _dtype(device))
+        self.trainer = DraftTrainer(model, recipe, *parts, _dtype(device), self.kind.own_ids)
         self._validation = data.validation
         self._logged = 0
         if self._state.exists():
@@ -91,6 +91,10 @@ class DraftRun:
     @property
     def _state(self) -> Path:
         return self.folder / "state.safetensors"
+
+    @property
+    def _ids_path(self) -> Path:
+        return self.folder / DRAFT_VOCABULARY
 
     @property
     def log_path(self) -> Path:
@@ -125,7 +129,8 @@ class DraftRun:
 
     def validate(self) -> dict[str, Any]:
         """Measure τ on the validation answers and log it."""
-        line = self.trainer.validate(self._validation, self.options.widths, self.vocabulary)
+        ids = self.vocabulary if self.kind.own_ids is None else self.kind.own_ids
+        line = self.trainer.validate(self._validation, self.options.widths, ids)
         self._log(line)
         return line
 
@@ -133,7 +138,7 @@ class DraftRun:
         """Write the state and the drafter as it is."""
         self.trainer.save(self._state)
         tensors = {k: v.bfloat16() for k, v in self.trainer.model.tensors().items()}
-        save_dflash(self.folder / "drafter", self.config.source, tensors, self.vocabulary)
+        self.kind.save(self.folder / "drafter", tensors)
 
     def _log(self, line: dict[str, Any]) -> None:
         if self.log_path.stat().st_size != self._logged:
@@ -151,34 +156,33 @@ class DraftRun:
             temporary.write_text("".join(f"{x}\n" for x in kept), encoding="utf-8")
         self._logged = self.log_path.stat().st_size
 
-    def _config(self, rows: Sequence[Any], found: int | None) -> DFlashConfig:
-        """The drafter's; `found`: the mask id that the run has already."""
-        o, mask = self.options, self.options.mask_token_id
-        if mask is None:
-            mask = found
-        if mask is None:
-            used = {i for r in rows for i in (*r["prompt_ids"], *r["output_ids"])}
-            mask = load_tokenizer(self.checkpoint).unused_control(used)
-        source = drafter_config(self.checkpoint.config, o.layers, o.block_size, mask, o.feature_layers)
-        return DFlashConfig.from_json(source)
+    def _mask(self, rows: Sequence[Any], found: int | None) -> int:
+        """The id that stands for a token to be guessed; `found`: the one that the run has already."""
+        if self.options.mask_token_id is not None:
+            return self.options.mask_token_id
+        if found is not None:
+            return found
+        if self.options.kind != "dflash":
+            return 0
+        used = {i for r in rows for i in (*r["prompt_ids"], *r["output_ids"])}
+        return load_tokenizer(self.checkpoint).unused_control(used)
 
-    def _vocabulary(self, counts: Tensor) -> Tensor | None:
+    def _draft_ids(self, counts: Tensor) -> Tensor | None:
         """The ids that are drafted, None for all: those in the folder, whatever answers came since."""
-        size, path = self.options.draft_vocabulary, self.folder / DRAFT_VOCABULARY
+        size = self.options.draft_vocabulary
         if not 0 < size < len(counts):
             return None
-        if not path.exists():
-            always = load_tokenizer(self.checkpoint).eos_token_ids
-            write_ids(path, most_frequent(counts, size, always), len(counts))
-        return read_ids(path, len(counts))
+        if self._ids_path.exists():
+            return read_ids(self._ids_path, len(counts))
+        return most_frequent(counts, size, load_tokenizer(self.checkpoint).eos_token_ids)
 
     def _data(self, shards: Sequence[Any], bar: Bar) -> _Data:
         o = self.options
-        layers, mark = self.config.target_layer_ids, self.checkpoint.fingerprint
+        layers, mark = self.kind.layers, self.checkpoint.fingerprint
         own, given = (feature_cache(folder, mark, layers) for folder in (self.folder, o.answers))
         sources = {name: given if given.has(name, digest) else own for name, digest, _ in shards}
         self._read(own, [s for s in shards if sources[s[0]] is own], bar)
-        data = _Data([], [], [], torch.zeros(self.checkpoint.config.vocab_size))
+        data = _Data([], [], [])
         for name, _, rows in shards:
             for row, reader in zip(rows, sources[name].answers(name, rows), strict=True):
                 if len(row["output_ids"]) < SHORTEST:
@@ -191,8 +195,6 @@ class DraftRun:
                     continue
                 data.train.append(reader)
                 data.lengths.append(length)
-                ids = torch.tensor(row["output_ids"])
-                data.counts.index_add_(0, ids, torch.ones(len(ids)))
         return data
 
     def _read(self, cache: FeatureCache, shards: Sequence[Any], bar: Bar) -> None:
@@ -205,22 +207,32 @@ class DraftRun:
         device = resolve_device(self.options.device)
         weights = resolve_weights(self.options.weights, self.checkpoint, device)
         target = build_target(self.checkpoint, 1, longest, torch.float32, device, weights)
-        target.use_features([i + 1 for i in self.config.target_layer_ids])
+        target.use_features([i + 1 for i in self.kind.layers])
         advance = bar("reading answers", len(rows))
         for name, digest, part in missing:
             cache.write(name, digest, target, part, advance)
 
-    def _model(self, data: _Data, recipe: Recipe) -> DraftModel:
+    def _model(self, data: _Data, recipe: Recipe) -> Model:
         some = data.train[:: max(1, len(data.train) // SAMPLE)]
-        count = len(self.config.target_layer_ids)
+        count = len(self.kind.layers)
         sample = torch.cat([reader().features.float() for reader in some]).unflatten(1, (count, -1))
         scale = sample.pow(2).mean((0, 2)).rsqrt()
         torch.manual_seed(recipe.seed)
         widest = max(*self.options.widths, recipe.widths[1])
-        model = DraftModel(self.config, data.longest + widest, scale)
+        model = self.kind.model(data.longest + widest, scale)
         if self._start:
-            start_from_target(model, self.checkpoint.tensors, self._start, sample[:, -1])
+            self.kind.start(model, self.checkpoint.tensors, self._start, sample[:, -1])
         return model
+
+
+def _count_ids(rows: Sequence[Any], total: int) -> Tensor:
+    """[V] how often the training answers hold each id."""
+    counts = torch.zeros(total)
+    for row in rows:
+        if row["split"] != "validation" and len(row["output_ids"]) >= SHORTEST:
+            ids = torch.tensor(row["output_ids"])
+            counts.index_add_(0, ids, torch.ones(len(ids)))
+    return counts
 
 
 def _dtype(device: torch.device) -> torch.dtype:

@@ -22,8 +22,15 @@ from torch import Tensor
 from blockpilot.errors import TrainingDivergedError
 from blockpilot.policies.atomic import replacing
 from blockpilot.training.draft_batches import Order, Reader, make_blocks, random_anchors
-from blockpilot.training.draft_loss import ABSENT, Labels, Vocabulary, draft_loss, position_weights
-from blockpilot.training.draft_model import DraftModel
+from blockpilot.training.draft_kinds import Model
+from blockpilot.training.draft_loss import (
+    ABSENT,
+    DraftIds,
+    Labels,
+    Vocabulary,
+    draft_loss,
+    position_weights,
+)
 from blockpilot.training.draft_validation import validate
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -85,12 +92,13 @@ class DraftTrainer:
     Args:
         model: the drafter. readers: training answers. lengths: their ids, prompt included.
         embedding, head: [V, H] of the target, where the model is. counts: [V] ids in the training answers.
+        own_ids: [V'] sorted, of a head of the drafter's own; None: it borrows the target's.
         dtype: of the matrix products; sums, norms and weights stay float32.
     """
 
     def __init__(
         self,
-        model: DraftModel,
+        model: Model,
         recipe: Recipe,
         readers: Sequence[Reader],
         lengths: Sequence[int],
@@ -98,6 +106,7 @@ class DraftTrainer:
         head: Tensor,
         counts: Tensor,
         dtype: torch.dtype = torch.float32,
+        own_ids: Tensor | None = None,
     ) -> None:
         self.model, self.recipe, self.readers, self.lengths = model, recipe, readers, lengths
         self.embedding, self.head, self._dtype = embedding, head, dtype
@@ -108,7 +117,9 @@ class DraftTrainer:
             {"params": vectors, "weight_decay": 0.0},
         ]
         self.optimiser = torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=True)
-        self.vocabulary = Vocabulary(counts, recipe.vocabulary)
+        self.vocabulary: Vocabulary | DraftIds = Vocabulary(counts, recipe.vocabulary)
+        if own_ids is not None:
+            self.vocabulary = DraftIds(own_ids, len(counts))
         self.order = Order(recipe.seed, recipe.batch, len(readers))
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.blocks = self.steps = self.tokens = 0
@@ -157,7 +168,8 @@ class DraftTrainer:
         answers = [self.readers[i]() for i in self.order.next(self.lengths)]
         anchors = [random_anchors(a, r.anchors, self.generator) for a in answers]
         weights = position_weights(width - 1, r.gamma)
-        blocks, labels = make_blocks(answers, anchors, width, self.model.config.mask_token_id, weights)
+        blocks, labels = make_blocks(answers, anchors, width, self.model.mask_token_id, weights)
+        labels = self.vocabulary.keep(labels)
         known = (labels.ids != ABSENT).nonzero()[:, 0]
         kept = Labels(*(t[known] for t in vars(labels).values()))
         chosen = self.vocabulary.choose(kept, self.generator)
@@ -165,8 +177,9 @@ class DraftTrainer:
         there = Labels(*(t.to(device) for t in vars(kept).values()))
         ids, extra = (t.to(device) for t in chosen)
         with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
-            hidden = self.model(blocks.to(device), self.embedding)[:, :, 1:].flatten(0, 2)[known.to(device)]
-            loss, right = draft_loss(hidden, self.head, there, ids, extra, r.distil)
+            hidden = self.model.guesses(blocks.to(device), self.embedding).flatten(0, 2)[known.to(device)]
+            rows = self.model.head_rows(self.head, ids)
+            loss, right = draft_loss(hidden, rows, there, ids, extra, r.distil)
         return loss, right.cpu(), labels
 
     def validate(

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from blockpilot.training.draft_batches import Reader, all_anchors, make_blocks
-from blockpilot.training.draft_model import DraftModel
+from blockpilot.training.draft_kinds import Model
 
 ROWS = 512  # rows whose logits exist at once
 
 
 @torch.no_grad()
 def right_guesses(
-    model: DraftModel,
+    model: Model,
     reader: Reader,
     embedding: Tensor,
     head: Tensor,
@@ -37,12 +37,11 @@ def right_guesses(
     """
     answer = reader()
     weights = torch.ones(width - 1)
-    mask = model.config.mask_token_id
-    blocks, labels = make_blocks([answer], [all_anchors(answer)], width, mask, weights)
-    hidden = model(blocks.to(embedding.device), embedding)[:, :, 1:].flatten(0, 2)
+    blocks, labels = make_blocks([answer], [all_anchors(answer)], width, model.mask_token_id, weights)
+    hidden = model.guesses(blocks.to(embedding.device), embedding).flatten(0, 2)
     first = (ids if vocabulary is None else vocabulary).to(head.device)
     known = labels.ids.to(head.device)
-    right = first[_best(hidden, head[first])].eq(known)
+    right = first[_best(hidden, model.head_rows(head, first))].eq(known)
     if vocabulary is None:
         candidates = right.nonzero()[:, 0]
         right[candidates] = _best(hidden[candidates], head).eq(known[candidates])
@@ -66,7 +65,7 @@ def count_steps(right: Tensor) -> tuple[int, int]:
 
 
 def validate(
-    model: DraftModel,
+    model: Model,
     readers: Sequence[Reader],
     embedding: Tensor,
     head: Tensor,

@@ -3,6 +3,7 @@ engine's PyTorch target and drafter on the same (dequantised) weights."""
 
 from __future__ import annotations
 
+from blockpilot_kernels.packed_decoder.eagle_ops import draft_chain, eagle_forward
 from blockpilot_kernels.packed_decoder.formats import (
     FORMATS,
     LAYOUT,
@@ -33,6 +34,7 @@ from blockpilot_kernels.packed_decoder.plan import (
     borrowed,
     context_plan,
     decoder_plan,
+    eagle3_plan,
     records_of,
 )
 from blockpilot_kernels.packed_decoder.rows import packed_rows
@@ -54,6 +56,9 @@ __all__ = [
     "decoder_forward",
     "decoder_plan",
     "draft_block",
+    "draft_chain",
+    "eagle3_plan",
+    "eagle_forward",
     "interleave",
     "interleaved_rows",
     "move_places",

@@ -128,3 +128,8 @@ def context_plan(
 ) -> Tensor:
     """The words of `context_append`."""
     return torch.tensor([*geometry.words(), *fc, *project, hidden_norm, *key_norms], device="cpu")
+
+
+def eagle3_plan(decoder: Tensor, fc: Record, hidden_norm: int, *, norm_before_residual: bool) -> Tensor:
+    """The words of `eagle_forward`; `decoder` those of its one layer, whose input is twice as wide."""
+    return torch.cat([decoder, torch.tensor([*fc, hidden_norm, int(norm_before_residual)], device="cpu")])

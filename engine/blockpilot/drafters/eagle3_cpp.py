@@ -1,0 +1,98 @@
+"""The EAGLE-3 drafter on the C++ decoder: one call drafts a chain, one a depth of trees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blockpilot.drafters.eagle3 import Eagle3Drafter, Where
+from blockpilot.drafters.eagle3_checkpoint import EMBEDDING, Eagle3Checkpoint
+from blockpilot.drafters.packed import drafter_rounding, packed_key
+from blockpilot.plan import StepPlan
+from blockpilot.state import State
+from blockpilot.targets.cpp_target import CppCache, CppTarget
+from blockpilot.targets.packed_cache import Packed, cached
+from blockpilot.targets.packing import in_bytes, pack_layer, padded_size, stored_or_float
+from blockpilot.targets.rope import rope_tables
+from blockpilot_kernels.packed_decoder import (
+    Geometry,
+    Weights,
+    borrowed,
+    decoder_plan,
+    draft_chain,
+    eagle3_plan,
+    eagle_forward,
+)
+
+
+class CppEagle3Drafter(Eagle3Drafter):
+    """`Eagle3Drafter` over packed weights; beside a target in stored blocks its matrices are rounded to Q8_0."""
+
+    row_tile = 1
+    cache_bytes = staticmethod(CppCache.bytes_needed)
+
+    def _build(self, checkpoint: Eagle3Checkpoint, target: CppTarget, max_requests: int) -> None:
+        m = self.config.model
+        key = None if target.packed_key is None else packed_key(checkpoint, target.packed_key)
+        packed = cached(key, lambda: self._pack(checkpoint, target))
+        self._plan = torch.tensor(packed.words["plan"], device="cpu")
+        self._weights = (packed.blob, target.blob)
+        self._rules = (checkpoint.vocabulary, self.draft_temperature)
+        cos, sin = rope_tables(m.rope, m.head_dim, target.capacity)
+        self._rope = (cos.float().contiguous(), sin.float().contiguous())
+        self.cache = CppCache(1, max_requests, m.num_kv_heads, self._places(target), m.head_dim, target.dtype)
+
+    def _pack(self, checkpoint: Eagle3Checkpoint, target: CppTarget) -> Packed:
+        m, tensors = self.config.model, checkpoint.tensors
+        sizes = (m.hidden_size, m.num_heads, m.num_kv_heads, m.head_dim, padded_size(m.intermediate_size))
+        geometry = Geometry(*sizes, 1, drafter_rounding(target))
+        count = sum(t.numel() for t in tensors.values())
+        packed = Weights(target.dtype, count * target.dtype.itemsize + (1 << 20))
+        get = stored_or_float(tensors, {}, "dense")
+        if target.weights != "dense":
+            get = in_bytes(get)
+        layer = pack_layer(packed, get, tensors, "midlayer.", geometry, window=m.sliding_window[0])
+        own = EMBEDDING in tensors
+        embedding = packed.linear(get(EMBEDDING)) if own else borrowed(target.embedding_record, 1)
+        head = packed.linear(get("lm_head.weight"))
+        plan = decoder_plan(geometry, embedding, head, packed.vector(tensors["norm.weight"]), [layer])
+        fc, norm = packed.linear(get("fc.weight")), packed.vector(tensors["midlayer.hidden_norm.weight"])
+        plan = eagle3_plan(plan, fc, norm, norm_before_residual=self.config.norm_before_residual)
+        return Packed(packed.blob(), {"plan": plan.tolist()})
+
+    def _draft_chains(self, state: State, plan: StepPlan, noise: Tensor | None) -> None:
+        self.non_finite += draft_chain(
+            self._weights,
+            self._plan,
+            self.config.model.rms_norm_eps,
+            self.cache.k,
+            self.cache.v,
+            self._rope,
+            state.tensors,
+            plan.drafting,
+            self._pending,
+            self._rules,
+            noise,
+            self._tokens,
+            bans=plan.bans,
+        )
+
+    def _run(
+        self, where: Where, tokens: Tensor, x: Tensor, head: Tensor, *, fuse: bool, path: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        rows, position, exists, extent, _ = where
+        return eagle_forward(
+            self._weights,
+            self._plan,
+            self.config.model.rms_norm_eps,
+            self.cache.k,
+            self.cache.v,
+            self._rope,
+            x,
+            tokens,
+            (rows.slot, position, exists),
+            extent,
+            head,
+            path,
+            fuse=fuse,
+        )

@@ -1,0 +1,152 @@
+"""EAGLE's dynamic tree: the best few nodes of a depth grow on, and of all the best are kept (arXiv 2406.16858)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from blockpilot.drafters import Proposal
+from blockpilot.drafters.draws import likeliest
+from blockpilot.drafters.levels import Level, level_of
+from blockpilot.plan import StepPlan
+from blockpilot.state import State
+from blockpilot_kernels.draft_tree import largest
+
+if TYPE_CHECKING:
+    from blockpilot.drafters.eagle3 import Eagle3Drafter
+
+BEAM = 8  # nodes of a depth that grow on, and children of each: a tree of 16 has seldom more side by side
+
+
+@dataclass(frozen=True)
+class Front:
+    """The nodes whose children come next, F of each of S slots.
+
+    Attributes:
+        score: [S, F] Σ log q along the path, −inf where there is none. number: [S, F] among the candidates, −1 is the
+            anchor. token: [S, F]. row: [S, F] which row of its slot guessed it. path: [S, F, D] places of the pairs
+            down to it, the last committed one first.
+    """
+
+    score: Tensor
+    number: Tensor
+    token: Tensor
+    row: Tensor
+    path: Tensor
+
+    @classmethod
+    def root(cls, cached: Tensor, beam: int) -> Front:
+        """The anchor alone; cached [S] positions before it."""
+        nothing = cached.new_zeros(len(cached), beam)
+        first = torch.arange(beam, device=cached.device) == 0
+        score = torch.where(first, 0.0, -torch.inf).expand(len(cached), -1)
+        path = (cached - 1)[:, None, None].expand(-1, beam, 1)
+        return cls(score, nothing - 1, nothing, nothing, path)
+
+
+@dataclass
+class Candidates:
+    """Every child that a tree could have, depth after depth: [S, F·k] of each."""
+
+    score: list[Tensor] = field(default_factory=list)
+    token: list[Tensor] = field(default_factory=list)
+    parent: list[Tensor] = field(default_factory=list)
+    depth: list[Tensor] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, front: Front, at: Tensor, ids: Tensor, total: Tensor, depth: int, cached: Tensor) -> Front:
+        """Children ids, total [N, k] of the front's nodes `at` [N] → the best of them, the next front."""
+        slots, beam = front.score.shape
+        k = ids.shape[1]
+        empty = (slots * beam, k)
+        score = total.new_full(empty, -torch.inf).index_copy_(0, at, total).view(slots, -1)
+        token = ids.new_zeros(empty).index_copy_(0, at, ids).view(slots, -1)
+        self.score.append(score)
+        self.token.append(token)
+        self.parent.append(front.number.repeat_interleave(k, 1))
+        self.depth.append(torch.full_like(token, depth))
+        best = largest(score, beam)
+        row = best // k
+        place = cached[:, None] + (depth - 1) * beam + torch.arange(beam, device=best.device)
+        above = front.path.gather(1, row[..., None].expand(-1, -1, depth))
+        path = torch.cat([above, place[..., None]], -1)
+        number, self.count = best + self.count, self.count + beam * k
+        return Front(score.gather(1, best), number, token.gather(1, best), row, path)
+
+    def best(self, budget: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The likeliest, as many as `budget` [S] allows → tokens, parent, depth [S, nodes], and their count [S].
+
+        No child is likelier than its parent, and of equals the earlier comes first, so parents precede children.
+        """
+        score, token, parent, depth = (
+            torch.cat(x, 1) for x in (self.score, self.token, self.parent, self.depth)
+        )
+        chosen = largest(score, min(nodes, self.count))
+        order = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
+        place = torch.full_like(token, -1).scatter(1, chosen, order)
+        found = (score.gather(1, chosen) > -torch.inf) & (order < budget[:, None])
+        above = parent.gather(1, chosen)
+        above = torch.where(above < 0, -1, place.gather(1, above.clamp(min=0)))
+        made = (
+            torch.where(found, x, empty)
+            for x, empty in ((token.gather(1, chosen), 0), (above, -1), (depth.gather(1, chosen), 0))
+        )
+        tokens, parents, depths = (_wider(x, nodes) for x in made)
+        return tokens, parents, depths, found.sum(1)
+
+
+def grow(
+    drafter: Eagle3Drafter, state: State, plan: StepPlan, noise: Tensor | None, chain: Proposal
+) -> Proposal:
+    """The tree of each slot that has a node budget, as deep as its block; the chain, a tree of one path, of others.
+
+    A node's score is the chance of its path to be the target's choice (`Draws.scores`).
+
+    Args:
+        chain: a proposal whose shape is wanted.
+    """
+    assert plan.nodes is not None and plan.trees is not None
+    cached, beam = state.length - 1, drafter.beam
+    front, found = Front.root(cached, beam), Candidates()
+    ranks = torch.arange(beam, device=cached.device)
+    hidden = cached  # nothing is above depth 1
+    for depth in range(1, max(plan.widths)):
+        level = level_of(plan, depth, beam, drafter.row_tile)
+        slot, at = level.rows.slot, level.rows.places(beam)
+        before = front.score.flatten()[at]
+        if depth == 1:
+            hidden, logits = drafter.begin_drafts(state, plan, level)
+        else:
+            hidden, logits = _deepen(drafter, state, plan, level, front, hidden)
+        scores = drafter.draws(state, plan, level, noise).scores(logits)
+        columns, likely = likeliest(scores, beam)
+        total = before[:, None] + likely
+        live = (depth < state.effective[slot])[:, None] & ((plan.budgets[slot] > 0)[:, None] | (ranks == 0))
+        total = torch.where(live & (total > -torch.inf), total, -torch.inf)
+        front = found.add(front, at, drafter.vocabulary.ids(columns), total, depth, cached)
+    budget = torch.where(plan.budgets > 0, plan.budgets, state.effective)
+    made = [x.clone() for x in (chain.tokens, chain.parent, chain.depth)]
+    most = max(plan.nodes) - 1
+    *parts, count = found.best(budget - 1, most)
+    for whole, part in zip(made, parts, strict=True):
+        whole[:, :most] = part
+    return Proposal(made[0], made[1], made[2], torch.where(state.done, 0, count + 1))
+
+
+def _deepen(
+    drafter: Eagle3Drafter, state: State, plan: StepPlan, level: Level, front: Front, hidden: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`Eagle3Drafter.deepen` for the front's nodes."""
+    at = level.rows.places(drafter.beam)
+    above = level.first + front.row.flatten()[at]
+    exists = front.score.flatten()[at] > -torch.inf
+    extent = state.length - 1 + (level.depth - 1) * drafter.beam
+    path = front.path.flatten(0, 1)[at]
+    return drafter.deepen(state, plan, level, front.token.flatten()[at], hidden[above], exists, extent, path)
+
+
+def _wider(x: Tensor, columns: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, columns - x.shape[1]))
