@@ -19,18 +19,20 @@ REPEATS = 60  # of the parts timed alone
 
 
 def arms(prefix: str = "", **options: Any) -> tuple[Arm, ...]:
-    """Plain decoding, every fixed width and the policy, for one set of `LLM` options.
+    """Plain decoding, every fixed width with and without prompt lookup, and the policy, for one set of `LLM` options.
 
     Plain decoding has an engine without a drafter: what a user who does not speculate runs.
     """
-    plain, pair = f"{prefix}plain", {"drafter": "bundled", "policy": "bundled", **options}
+    plain, bare = f"{prefix}plain", {"drafter": "bundled", **options}
+    pair = {"drafter": "bundled+lookup", "policy": "bundled", **options}
 
     def arm(name: str, width: int | None, **chosen: Any) -> Arm:
         probe = partial(_alone, width=width, **chosen) if width is not None and width > 1 else None
         return Arm(name, "ours", partial(_open, width=width, **chosen), plain, exact=True, probe=probe)
 
     fixed = (arm(f"{prefix}width-{width}", width, **pair) for width in WIDTHS)
-    return (arm(plain, 1, **options), *fixed, arm(f"{prefix}policy", None, **pair))
+    alone = (arm(f"{prefix}without-lookup-{width}", width, **bare) for width in WIDTHS)
+    return (arm(plain, 1, **options), *fixed, *alone, arm(f"{prefix}policy", None, **pair))
 
 
 @cache
