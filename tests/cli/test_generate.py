@@ -54,11 +54,12 @@ def test_options_reach_the_engine(cli_json, fake_llm):
 @pytest.mark.parametrize(
     ("arguments", "drafter", "policy"),
     [
-        ([], "bundled", "bundled"),
-        (["--policy", "fixed:3"], "bundled", 3),
+        ([], "bundled+lookup", "bundled"),
+        (["--policy", "fixed:3"], "bundled+lookup", 3),
+        (["--drafter", "bundled"], "bundled", None),
         (["--drafter", "none"], None, None),
         (["--target", "some/model"], None, None),
-        (["--target", "some/model", "--drafter", "bundled"], "bundled", "bundled"),
+        (["--target", "some/model", "--drafter", "bundled+lookup"], "bundled+lookup", "bundled"),
     ],
 )
 def test_defaults_follow_the_target(cli_json, fake_llm, arguments, drafter, policy):

@@ -45,7 +45,7 @@ def test_label(cli_json, fake_llm, labelling, tmp_path):
     (opened,) = fake_llm.opened
     assert (opened["policy"], opened["drafter"], opened["max_requests"]) == (
         "the recording policy",
-        "bundled",
+        "bundled+lookup",
         2,
     )
 
