@@ -239,12 +239,12 @@ def backends_of(case: Case, device: str) -> list[str]:
 
 
 def _measure(case: Case, device: str, backends: list[str], seconds: float) -> list[dict[str, Any]]:
-    call = case.make(device)
     rows: list[dict[str, Any]] = []
     with dispatch.forced("reference"):
-        expected = call().clone()
+        expected = case.make(device)().clone()
     for backend in backends:
         with dispatch.forced(backend):
+            call = case.make(device)
             matches = equal(call(), expected)
             times = _times(call, device, seconds)
         row: dict[str, Any] = {

@@ -16,6 +16,7 @@ from blockpilot.graphs import DEPTH, Graphs, Launch, horizon, key_bucket, slot_b
 from blockpilot.recorders import Uncaptured, say_once
 from blockpilot.request import Handle
 from blockpilot_kernels.dispatch import forced
+from tests.eagle3 import save_eagle3_drafter
 from tests.engine.inside import change_logits
 from tests.engine.pair import VOCAB, prompts, write_tokenizer
 from tests.engine.test_static import ConstantDrafter, engine
@@ -84,6 +85,17 @@ def pair(tmp_path_factory):
     return target, save_drafter(folder / "drafter", target, block_size=4)
 
 
+KINDS = ("dflash", "dflash+lookup", "lookup", "eagle3")
+
+
+def of_kind(pair, kind: str, folder):
+    """The same target with another drafter."""
+    target, drafter = pair
+    if kind == "eagle3":
+        return target, save_eagle3_drafter(folder / "eagle3", target, list(range(0, VOCAB, 2)))
+    return target, {"dflash+lookup": f"{drafter}+lookup", "lookup": "lookup"}.get(kind, drafter)
+
+
 def replaying(pair, recorder: Replaying, slots: int = 3, **options) -> LLM:
     llm = LLM(pair[0], drafter=pair[1], max_requests=slots, max_length=96)
     s = llm._scheduler
@@ -120,6 +132,14 @@ def test_answers_and_counters_are_those_of_single_steps(pair, options):
     assert any(o.stats.committed > o.stats.steps for o in outputs)
     most = {0.0: 1, 3.5e-4: 3}.get(options.get("latency"))
     assert max(recorder.launches) == most if most else max(recorder.launches) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_can_be_replayed(pair, kind, tmp_path):
+    """Nothing that a request's answers or counters depend on may lie on the host."""
+    asked, other = prompts(6, seed=2), of_kind(pair, kind, tmp_path)
+    outputs = replaying(other, Replaying()).generate(asked, mixed(6))
+    assert [counted(o) for o in outputs] == [counted(o) for o in eager(other).generate(asked, mixed(6))]
 
 
 def test_launches_that_end_with_their_last_request(pair):

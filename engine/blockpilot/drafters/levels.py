@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -30,19 +29,22 @@ class Level:
 
 
 def level_of(plan: StepPlan, depth: int, beam: int, tile: int) -> Level:
-    """The level of a plan's drafting slots, with `beam` rows of each that drafts a tree."""
+    """The level of a plan's drafting slots, with `beam` rows of each that drafts a tree; kept with the plan's rows."""
     slots = set(plan.drafting[0])
     trees = tuple(
         t for s, t in zip(plan.slots, plan.trees or (0,) * len(plan.slots), strict=True) if s in slots
     )
     beams = tuple(beam if t else 1 for t in trees)
-    return _level(plan.drafting, beams, depth, plan.dump, plan.device, tile)
+    kept, key = plan.draft_rows.kept, ("level", plan.drafting, beams, depth, tile)
+    if key not in kept:
+        kept[key] = _level(plan.drafting, beams, depth, plan.dump, plan.device, tile)
+    found: Level = kept[key]
+    return found
 
 
 Members = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-@lru_cache(maxsize=2048)
 def _level(
     drafting: Members, beams: tuple[int, ...], depth: int, dump: int, device: torch.device, tile: int
 ) -> Level:
