@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blockpilot.drafters import load_drafter
 from blockpilot.drafters.eagle3 import Eagle3Drafter
 from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
-from blockpilot.targets.checkpoint import load_checkpoint
-from tests.drafters.pair_rounds import DTYPES, REQUESTS, TREES, run
-from tests.drafters.rounds import Rounds, in_blocks, load_pair, spoil
+from tests.drafters.pair_rounds import DTYPES, REQUESTS, run
+from tests.drafters.rounds import Rounds, load_pair, spoil
 from tests.eagle3 import IDS
-from tests.implementations import build, require
+from tests.implementations import require
 
 
 def test_what_is_refused(load, eagle3_for):
@@ -46,21 +44,6 @@ def test_one_call_drafts_what_a_pass_a_depth_does(eagle3_for, monkeypatch, dtype
     assert dtype == torch.bfloat16 or results[0] == results[2]
 
 
-@pytest.mark.parametrize("weights", ["stored", "stored-int8", "stored-int16"])
-def test_beside_a_target_in_blocks(eagle3_for, weights):
-    require("cpp")
-    folders = eagle3_for("llama")
-    target = build("cpp", in_blocks(load_checkpoint(folders[0])), 5, 128, weights=weights)
-    drafter = load_drafter(folders[1], target, 5)
-    target.use_features(drafter.feature_layers)
-    plain = run((target, drafter), [(p, {**a, "width": 1}) for p, a in REQUESTS], 30)
-    for trees in (False, True):
-        requests = [(p, {**a, **t} if trees else a) for (p, a), t in zip(REQUESTS, TREES, strict=True)]
-        rounds = run((target, drafter), requests, 30)
-        assert [rounds.tokens(i) for i in range(5)] == [plain.tokens(i) for i in range(5)]
-        assert sum(len(c) for c in rounds.counts.values()) < sum(len(c) for c in plain.counts.values())
-
-
 def test_what_is_not_finite_drafts_the_first_id(load, eagle3_for):
     rounds = Rounds(*load(*eagle3_for("llama", [7, 9])))
     rounds.start(0, [5, 6, 7], width=4, budget=9)
@@ -90,3 +73,21 @@ def test_bad_operands_are_refused_by_the_op(eagle3_for):
         state.count[0] = count
         with pytest.raises(ValueError, match=r"count: expected 1 … 3"):
             rounds.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_what_it_holds(load, implementation, eagle3_for, dtype):
+    """The estimate covers what is allocated, and not much more than a few times that."""
+    folders = eagle3_for("llama", None, hidden_size=64, target_hidden_size=32)
+    _, drafter = load(*folders, slots=3, capacity=128, dtype=dtype)
+    held = drafter.cache.k.nbytes + drafter.cache.v.nbytes + drafter._pending.nbytes
+    if implementation == "cpp":
+        held += len(drafter._weights[0])
+    else:
+        layer = drafter.layer
+        held += sum(
+            x.bytes for x in (layer.qkv, layer.out, layer.gate_up, layer.down, drafter.fc, drafter._head)
+        )
+        held += drafter._embedding.nbytes
+    estimate = drafter.memory_bytes(drafter.config, 3, 128, dtype)
+    assert held <= estimate <= 4 * held

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from blockpilot.drafters import load_drafter
+from blockpilot.targets.checkpoint import load_checkpoint
 from tests.drafters.conftest import FAMILIES
 from tests.drafters.pair_rounds import DTYPES, REQUESTS, TREES, run
-from tests.drafters.rounds import Rounds, remembered
+from tests.drafters.rounds import Rounds, in_blocks, remembered
+from tests.implementations import build, require
 
 
 def slots_of(drafter: Any) -> int:
@@ -122,3 +125,18 @@ def test_the_end_of_the_context(load, pair_for):
                 rounds.finish()
             assert len(tight.tokens(0)) == 64
             assert tight.tokens(0) == roomy.tokens(0)[:64]
+
+
+@pytest.mark.parametrize("weights", ["stored", "stored-int8", "stored-int16"])
+def test_beside_a_target_in_blocks(pair_for, weights):
+    require("cpp")
+    folders = pair_for("llama")
+    target = build("cpp", in_blocks(load_checkpoint(folders[0])), 5, 128, weights=weights)
+    drafter = load_drafter(folders[1], target, 5)
+    target.use_features(drafter.feature_layers)
+    plain = run((target, drafter), [(p, {**a, "width": 1}) for p, a in REQUESTS], 30)
+    for trees in (False, True):
+        requests = [(p, {**a, **t} if trees else a) for (p, a), t in zip(REQUESTS, TREES, strict=True)]
+        rounds = run((target, drafter), requests, 30)
+        assert [rounds.tokens(i) for i in range(5)] == [plain.tokens(i) for i in range(5)]
+        assert sum(len(c) for c in rounds.counts.values()) < sum(len(c) for c in plain.counts.values())

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from blockpilot import LLM, SamplingParams
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.step import StepClock, run_step
 from blockpilot_kernels.dispatch import forced
 from tests.drafters.rounds import Rounds, load_pair, spoil
+from tests.eagle3 import save_eagle3_drafter
+from tests.engine.pair import VOCAB, write_tokenizer
 from tests.implementations import require
 from tests.no_host_sync import NoHostSync
+from tests.specblock import save_specblock_drafter
+from tests.tiny import save_target
 
 
 def one_step(folders, device: str, implementation: str, trees: tuple[int, ...] | None) -> State:
@@ -69,3 +76,36 @@ def test_pointers_never_change_and_nothing_unwritten_is_read(load, pair_for):
         drafts.append((rounds.blocks, rounds.counts))
         assert int(drafter.non_finite) == 0
     assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "save"), [("eagle3", save_eagle3_drafter), ("specblock", save_specblock_drafter)]
+)
+def test_the_library_serves_it(implementation, tmp_path, kind, save):
+    """`LLM.generate` over chains, trees, modes and stops in one batch: every answer is plain decoding's."""
+    target = save_target(tmp_path / "target", vocab=VOCAB)
+    write_tokenizer(target)
+    folder = save(tmp_path / "drafter", target, range(0, VOCAB, 1))
+    prompts = [[5 + i, *range(7, 7 + 5 * i)] for i in range(9)]
+    plain = [
+        SamplingParams(
+            max_new_tokens=12 + 3 * i,
+            temperature=(0.0, 2.0, 0.9)[i % 3],
+            top_k=(0, 0, 12)[i % 3],
+            seed=i,
+            ignore_eos=i % 2 == 0,
+            logprobs=1 if i == 4 else None,
+        )
+        for i in range(9)
+    ]
+    shapes = [{"width": 2 + i % 6, "tree": 8 + i if i % 3 == 1 else None} for i in range(9)]
+    with forced("cpp" if implementation == "cpp" else "reference"):
+        llm = LLM(target, drafter=folder, max_requests=4, max_length=128)
+        assert llm.drafter.kind == kind
+        expected = llm.generate(prompts, [replace(p, width=1) for p in plain])
+        outputs = llm.generate(prompts, [replace(p, **s) for p, s in zip(plain, shapes, strict=True)])
+    for output, alone in zip(outputs, expected, strict=True):
+        assert output.token_ids == alone.token_ids
+        assert output.logprobs == alone.logprobs
+        assert output.finish_reason == alone.finish_reason
+    assert sum(o.stats.steps for o in outputs) < sum(o.stats.steps for o in expected)

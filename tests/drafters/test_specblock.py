@@ -212,3 +212,16 @@ def test_what_does_not_fit_is_refused(specblock_for, tmp_path, over, message):
     write_drafter(tmp_path / "d", {**config, **over}, tensors)
     with pytest.raises(CheckpointError, match=message):
         load_specblock(tmp_path / "d")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_what_it_holds(load, specblock_for, dtype):
+    _, drafter = load(*specblock_for("llama"), slots=3, capacity=128, dtype=dtype)
+    held = (
+        drafter.cache.k.nbytes + drafter.cache.v.nbytes + drafter._pending.nbytes + drafter._embedding.nbytes
+    )
+    linears = [drafter._condition, drafter._fuse, drafter._head, *drafter._shift]
+    for layer in drafter.layers:
+        linears += [layer.qkv, layer.out, layer.gate_up, layer.down]
+    held += sum(x.bytes for x in linears)
+    assert held <= drafter.memory_bytes(drafter.config, 3, 128, dtype) <= 4 * held

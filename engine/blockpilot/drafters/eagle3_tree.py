@@ -92,6 +92,9 @@ def grow(
         scores = drafter.draws(state, plan, level, noise).scores(logits)
         columns, likely = likeliest(scores, beam)
         total = before[:, None] + likely
+        drafter.non_finite += (
+            likely[:, 0].isnan() & (before > -torch.inf) & (depth < state.effective[slot])
+        ).sum()
         live = (depth < state.effective[slot])[:, None] & ((plan.budgets[slot] > 0)[:, None] | (ranks == 0))
         total = torch.where(live & (total > -torch.inf), total, -torch.inf)
         front = add_children(found, front, at, drafter.vocabulary.ids(columns), total, depth, cached)

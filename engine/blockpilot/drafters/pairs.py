@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from blockpilot.drafters import Proposal
 from blockpilot.drafters.draft_vocabulary import DraftVocabulary
@@ -74,7 +73,7 @@ class PairDrafter:
     @classmethod
     def load(
         cls, folder: Path, target: Target, max_requests: int, draft_temperature: float | None = None
-    ) -> Self:
+    ) -> PairDrafter:
         """From a folder; see `load_headed` for what is refused."""
         checkpoint = cls.loader(folder)
         need = cls.memory_bytes(checkpoint.config, max_requests, target.capacity, target.dtype)

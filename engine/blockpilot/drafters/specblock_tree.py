@@ -33,8 +33,9 @@ def grow(
     made, guesses = drafter.first_block(state, plan)
     k = made.slots
     shape = (len(state.length), 1, k)
+    exists = made.slot + 1 < state.effective[made.rows.slot]
     draws = drafter.draws(state, plan, made, made.slot + 1, noise)
-    token, likely, wide = _say(drafter, plan, made, guesses, draws, made.rows.places(k), shape)
+    token, likely, wide = _say(drafter, plan, made, exists, guesses, draws, made.rows.places(k), shape)
     wide[:, :, 0] = torch.where(plan.budgets > 0, MOST, 0)[:, None]
     depth = torch.arange(1, k + 1, device=token.device).expand(shape)
     nothing = torch.zeros(shape[:2], device=token.device)
@@ -49,16 +50,19 @@ def _say(
     drafter: SpecBlockDrafter,
     plan: StepPlan,
     made: BlockRows,
+    exists: Tensor,
     guesses: Guesses,
     draws: Draws,
     at: Tensor,
     shape: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What rows `at` [N] of the tables say: ids and log-probabilities [S, F, K, r], and how many children [S, F, K]."""
+    """What rows, those `at` [N] of the tables, say: ids and log-probabilities [S, F, K, r], and how many children each
+    should have [S, F, K]."""
     _, normed, logits = guesses
     columns, likely = likeliest(draws.scores(logits), min(MOST, logits.shape[1]))
     wide = torch.where(plan.budgets[made.rows.slot] > 0, drafter.rank.branches(normed, logits), 0)
     r, cells = columns.shape[1], shape[0] * shape[1] * shape[2]
+    drafter.non_finite += (likely[:, 0].isnan() & exists).sum()
     likely = torch.where(likely > -torch.inf, likely, -torch.inf)
     table = likely.new_full((cells, r), -torch.inf).index_copy_(0, at, likely)
     token = columns.new_zeros(cells, r).index_copy_(0, at, drafter.vocabulary.ids(columns))
@@ -137,6 +141,6 @@ def _second_block(
     second = drafter.run(rows, said.flatten()[at], hidden[above], *where, rows.every, path)
     draws = drafter.draws(state, plan, after, ahead + slot + 2, noise)
     shape = (slots, beam, k)
-    token, likely, wide = _say(drafter, plan, after, second, draws, at * k + slot, shape)
+    token, likely, wide = _say(drafter, plan, after, exists, second, draws, at * k + slot, shape)
     depth = from_slot[..., None] + 2 + torch.arange(k, device=device)
     _add(found, state, token, likely, wide, depth, begun, start)
