@@ -14,6 +14,7 @@ from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
 from tests.drafters.rounds import load_pair
 from tests.eagle3 import IDS, save_eagle3_drafter
 from tests.implementations import IMPLEMENTATIONS, require
+from tests.specblock import save_specblock_drafter
 from tests.tiny import drafter_config, save_drafter, save_target
 
 FAMILIES = ("llama", "qwen3")
@@ -59,6 +60,31 @@ def eagle3_for(
         return targets[family], made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def specblock_for(
+    targets: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, Path]]:
+    """`specblock_for(family, ids, **config)` → (target folder, folder of a SpecBlock drafter with that config)."""
+    root = tmp_path_factory.mktemp("specblock")
+    made: dict[str, Path] = {}
+
+    def make(family: str = "llama", ids: Any = IDS, **config: Any) -> tuple[Path, Path]:
+        key = repr((family, ids, sorted(config.items())))
+        if key not in made:
+            made[key] = save_specblock_drafter(root / str(len(made)), targets[family], ids, **config)
+        return targets[family], made[key]
+
+    return make
+
+
+@pytest.fixture(params=["eagle3", "specblock"])
+def pair_for(
+    request: pytest.FixtureRequest, eagle3_for: Callable[..., Any], specblock_for: Callable[..., Any]
+) -> Callable[..., tuple[Path, Path]]:
+    """Folders of a target and a drafter of either kind that reads pairs of a feature and a token."""
+    return {"eagle3": eagle3_for, "specblock": specblock_for}[request.param]
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

@@ -16,6 +16,7 @@ from blockpilot.drafters.dflash import DFlashDrafter
 from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
 from blockpilot.drafters.eagle3 import Eagle3Drafter
 from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
+from blockpilot.drafters.specblock import SpecBlockDrafter
 from blockpilot.plan import StepPlan
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
@@ -28,7 +29,11 @@ from tests.implementations import build
 
 CPU = torch.device("cpu")
 NAN = float("nan")
-KINDS = {"dflash": (DFlashDrafter, CppDFlashDrafter), "eagle3": (Eagle3Drafter, CppEagle3Drafter)}
+KINDS: dict[str, tuple[type, type]] = {
+    "dflash": (DFlashDrafter, CppDFlashDrafter),
+    "eagle3": (Eagle3Drafter, CppEagle3Drafter),
+    "specblock": (SpecBlockDrafter, SpecBlockDrafter),
+}
 SLIDING = {
     "layer_types": ["sliding_attention", "full_attention"],
     "sliding_window": 6,
@@ -51,8 +56,7 @@ def load_pair(
     loaded = build(implementation, load_checkpoint(target), slots, capacity, dtype, device=device)
     guesser = load_drafter(drafter, loaded, slots, temperature)
     plain, packed = KINDS[guesser.kind]
-    assert isinstance(guesser, plain)
-    assert isinstance(guesser, packed) == (implementation != "torch")
+    assert type(guesser) is (plain if implementation == "torch" else packed)
     loaded.use_features(guesser.feature_layers)
     return loaded, guesser
 

@@ -19,6 +19,15 @@ def test_the_likeliest_and_their_log_probabilities():
     torch.testing.assert_close(logq, scores.log_softmax(-1).gather(1, columns))
 
 
+def test_no_candidate_is_likelier_than_certain():
+    """However its sum is rounded, a log-probability is at most 0, or a child would overtake its parent."""
+    scores = torch.randn(2000, 33, generator=torch.Generator().manual_seed(1)) * 1e-3 - 20
+    scores[:, 7] = torch.linspace(-5, 5, 2000)
+    scores[:, 8:] -= 3
+    _, logq = likeliest(scores, 2)
+    assert (logq <= 0).all() and (logq[:, 0] > -1e-4).all()
+
+
 def test_scores_are_what_the_targets_choice_sees():
     gen = torch.Generator().manual_seed(1)
     logits, noise = torch.randn(2, 3, 9, generator=gen)

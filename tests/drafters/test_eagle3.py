@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockpilot.step import begin_block, draw_noise
 from blockpilot_kernels import choose, gumbel_noise
-from tests.drafters.eagle3_rounds import Watched
+from tests.drafters.pair_rounds import Watched
 from tests.drafters.rounds import Rounds
 from tests.eagle3 import IDS, reference_of
 

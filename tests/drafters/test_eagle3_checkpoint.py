@@ -121,8 +121,8 @@ def test_bad_tensors_are_refused(published, name):
     [
         ({"architectures": ["LlamaForCausalLM"]}, "expected architectures to be one of"),
         ({"num_hidden_layers": 2}, "expected num_hidden_layers to be 1, got 2"),
-        ({"fc_norm": True}, "EAGLE-3 drafters with fc_norm are not supported"),
-        ({"norm_output": True}, "EAGLE-3 drafters with norm_output are not supported"),
+        ({"fc_norm": True}, "drafters with fc_norm are not supported"),
+        ({"norm_output": True}, "drafters with norm_output are not supported"),
         ({"norm_before_residual": 1}, "expected norm_before_residual to be true or false, got 1"),
         ({"draft_vocab_size": 40}, r"expected draft_vocab_size to be an integer in 1\.\.32, got 40"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state to be true"),

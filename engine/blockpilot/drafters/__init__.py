@@ -67,13 +67,13 @@ class Drafter(Protocol):
 def load_drafter(
     source: str | Path, target: Target, max_requests: int, draft_temperature: float | None = None
 ) -> Drafter:
-    """Load a drafter for `target`: "bundled", a folder in z-lab's DFlash or in EAGLE-3 format, or a hub id, any of them
-    followed by "+lookup" for `WithLookup`; or "lookup" for `PromptLookup`.
+    """Load a drafter for `target`: "bundled", a folder in the format of DFlash, EAGLE-3 or SpecBlock, or a hub id, any of
+    them followed by "+lookup" for `WithLookup`; or "lookup" for `PromptLookup`.
 
     Raises:
         ValueError: unknown format, corrupt files, or a drafter made for another target.
     """
-    from blockpilot.drafters import eagle3_config
+    from blockpilot.drafters import eagle3_config, specblock_config
     from blockpilot.drafters.dflash import DFlashDrafter
     from blockpilot.drafters.dflash_config import ARCHITECTURE
     from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
@@ -81,6 +81,7 @@ def load_drafter(
     from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
     from blockpilot.drafters.folder import CONFIG, find_drafter, read_config
     from blockpilot.drafters.lookup import SUFFIX, PromptLookup, WithLookup
+    from blockpilot.drafters.specblock import SpecBlockDrafter
     from blockpilot.targets.cpp_target import CppTarget
 
     asked, how = str(source), (target, max_requests, draft_temperature)
@@ -92,11 +93,11 @@ def load_drafter(
     folder = find_drafter(source)
     names = read_config(folder).get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if name in specblock_config.ARCHITECTURES:
+        return SpecBlockDrafter.load(folder, *how)
     if name in eagle3_config.ARCHITECTURES:
         return (CppEagle3Drafter if packed else Eagle3Drafter).load(folder, *how)
     if isinstance(name, str) and name.startswith("DFlash"):
         return (CppDFlashDrafter if packed else DFlashDrafter).load(folder, *how)
-    raise ValueError(
-        f"{folder / CONFIG}: expected architectures to be one of {(ARCHITECTURE, *eagle3_config.ARCHITECTURES)}, "
-        f"got {names!r}"
-    )
+    known = (ARCHITECTURE, *eagle3_config.ARCHITECTURES, *specblock_config.ARCHITECTURES)
+    raise ValueError(f"{folder / CONFIG}: expected architectures to be one of {known}, got {names!r}")

@@ -94,6 +94,9 @@ class Draws:
 
 
 def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """scores [M, V'] → columns [M, count] and log_softmax there, falling; the lower column first among equals."""
+    """scores [M, V'] → columns [M, count] and log_softmax there, falling; the lower column first among equals.
+
+    At most 0, whatever the rounding: no node may be likelier than its parent.
+    """
     found = largest(scores, count)
-    return found, scores.gather(1, found) - scores.logsumexp(-1, keepdim=True)
+    return found, (scores.gather(1, found) - scores.logsumexp(-1, keepdim=True)).clamp(max=0)

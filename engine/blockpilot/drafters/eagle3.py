@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockpilot.drafters import Proposal
-from blockpilot.drafters.draft_vocabulary import DraftVocabulary
-from blockpilot.drafters.draws import LARGEST_TREE, Draws, checked_temperature
-from blockpilot.drafters.eagle3_checkpoint import EMBEDDING, Eagle3Checkpoint, load_eagle3
+from blockpilot.drafters.draws import LARGEST_TREE, Draws
+from blockpilot.drafters.eagle3_checkpoint import load_eagle3
 from blockpilot.drafters.eagle3_config import Eagle3Config
 from blockpilot.drafters.eagle3_tree import BEAM, grow
+from blockpilot.drafters.headed_checkpoint import EMBEDDING, HeadedCheckpoint
 from blockpilot.drafters.levels import Level, level_of
-from blockpilot.drafters.room import Room
-from blockpilot.memory import require_fits
+from blockpilot.drafters.pairs import PairDrafter
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, kv_bound, make_rows
 from blockpilot.state import State
@@ -27,69 +24,18 @@ from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.norm_rope import rms_norm
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
-CONTEXT_ROWS = 128
 Where = tuple[Rows, Tensor, Tensor, Tensor, int]  # rows; position, exists [N]; extent [S] and its bound
 
 
-class Eagle3Drafter:
-    """Drafts from pairs of a target's feature and the token behind it, then from its own hidden states.
-
-    Pair t is (feature of position t, token t + 1). Its cache holds keys and values of the pairs whose token is
-    committed, t ≤ length − 2, and beyond them those of the drafts of one step, which the next overwrites. Pairs that a
-    step has committed wait for the next `propose`, which runs them together: the last one guesses depth 1, and each
-    further depth is a pass of one row a slot, or of a beam where it drafts a tree.
-
-    Args:
-        checkpoint: config and tensors. target: whose features it uses, and whose embedding unless it has its own.
-        max_requests: slots. draft_temperature: factor on a request's temperature when drafting.
-
-    Raises:
-        ValueError: a drafter made for another target, or a draft temperature that is not positive.
-
-    Attributes:
-        non_finite: [] int64, drafts so far whose logits were not finite; above zero, the drafter overflows in this
-            dtype.
+class Eagle3Drafter(PairDrafter):
+    """Drafts from its own hidden states behind the first: each further depth is a pass of one row a slot, or of a beam
+    where it drafts a tree.
     """
 
     kind = "eagle3"
-    largest_tree = LARGEST_TREE
     row_tile = TILE
-    cache: Any  # of the layout that the implementation reads
+    loader = staticmethod(load_eagle3)
     cache_bytes = staticmethod(KVCache.bytes_needed)
-
-    def __init__(
-        self,
-        checkpoint: Eagle3Checkpoint,
-        target: Target,
-        max_requests: int,
-        draft_temperature: float | None = None,
-    ) -> None:
-        self.feature_layers = checkpoint.hidden_states(target.config)
-        self.draft_temperature = checked_temperature(draft_temperature)
-        c = self.config = checkpoint.config
-        self.fingerprint, self.block_size = checkpoint.fingerprint, c.block_size
-        self.window = tuple(range(1, 2 * c.block_size + 1))
-        self.vocabulary = DraftVocabulary(checkpoint.vocabulary, c.model.vocab_size, target.device)
-        self.beam = min(BEAM, c.draft_vocab_size)
-        self._room = Room(target.embedding, max_requests, target.capacity)
-        self._build(checkpoint, target, max_requests)
-        device = target.device
-        self.non_finite = torch.zeros((), dtype=torch.long, device=device)
-        columns = torch.arange(max(*self.window, self.largest_tree) - 1, device=device)
-        self._tokens = torch.zeros(max_requests + 1, len(columns), dtype=torch.long, device=device)
-        self._parent = (columns - 1).expand_as(self._tokens)
-        self._depth = (columns + 1).expand_as(self._tokens)
-        self._pending = torch.zeros(max_requests + 1, len(columns) + 1, c.feature_size, device=device)
-
-    @classmethod
-    def load(
-        cls, folder: Path, target: Target, max_requests: int, draft_temperature: float | None = None
-    ) -> Eagle3Drafter:
-        """From a folder; see `load_eagle3` for what is refused."""
-        checkpoint = load_eagle3(folder)
-        need = cls.memory_bytes(checkpoint.config, max_requests, target.capacity, target.dtype)
-        require_fits({"drafter": need}, target.device)
-        return cls(checkpoint, target, max_requests, draft_temperature)
 
     @classmethod
     def memory_bytes(cls, config: Eagle3Config, max_requests: int, capacity: int, dtype: torch.dtype) -> int:
@@ -104,64 +50,21 @@ class Eagle3Drafter:
         # A CPU without bf16 matrix instructions keeps rounded weights in fp32, so fp32 is the safe count.
         return 4 * weights + cls.cache_bytes(*kv) + pending + logits
 
-    def attach(self, target: Target, max_requests: int) -> None:
-        """Refuse another target than it was built on, or more room than its cache has.
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(range(1, 2 * self.config.block_size + 1))
 
-        Raises:
-            ValueError: what was built and what is asked for.
-        """
-        self._room.check(target, max_requests)
+    def _remember(self, slot: int, start: int, features: Tensor, said: Tensor) -> None:
+        device, dump = features.device, self.cache.dump
+        rows = make_rows((slot,), (len(said),), dump, device, self.row_tile)
+        end = start + len(said)
+        extent = torch.full((dump + 1,), end, device=device)
+        where = (rows, rows.column + start, rows.slot != dump, extent, kv_bound(end))
+        if rows.padded > rows.total:
+            features, said = pad_rows(features), pad_rows(said)
+        self._run(where, said, features, rows.every[:0], fuse=True)
 
-    def begin(self, slot: int, features: Tensor, tokens: Sequence[int]) -> None:
-        """Pairs of a prompt: features [len(tokens), n·H] of positions 0 … len(tokens) − 1.
-
-        The last feature waits for the first anchor, the token chosen after the prompt.
-
-        Raises:
-            ValueError: features of another length or width.
-        """
-        expected = (len(tokens), self.config.feature_size)
-        if tuple(features.shape) != expected:
-            raise ValueError(f"features: expected {expected}, got {tuple(features.shape)}")
-        whole, device, dump = len(tokens) - 1, features.device, self.cache.dump
-        for start in range(0, whole, CONTEXT_ROWS):
-            end = min(start + CONTEXT_ROWS, whole)
-            rows = make_rows((slot,), (end - start,), dump, device, self.row_tile)
-            extent = torch.full((dump + 1,), end, device=device)
-            where = (rows, rows.column + start, rows.slot != dump, extent, kv_bound(end))
-            said = torch.zeros(rows.padded, dtype=torch.long, device=device)
-            said[: rows.total] = torch.tensor(tokens[start + 1 : end + 1], device=device)
-            chunk = features[start:end]
-            chunk = pad_rows(chunk) if rows.padded > rows.total else chunk
-            self._run(where, said, chunk, rows.every[:0], fuse=True)
-        self._pending[slot, 0] = features[-1]
-
-    def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
-        """Guess columns 1 … effective − 1 of every drafting slot, a pass a depth; or trees as deep.
-
-        Args:
-            noise: [N, V] Gumbel noise by target row, or None when every request is greedy.
-
-        Raises:
-            ValueError: blocks wider than the drafter's window, or a state with more columns than its trees have.
-        """
-        most, widest, columns = max(self.window), max(plan.widths), self._tokens.shape[1] + 1
-        if widest > most or state.widest > columns:
-            raise ValueError(
-                f"plan, state: expected blocks of at most {most} in {columns} columns, "
-                f"got {widest} in {state.widest}"
-            )
-        if plan.trees is None:
-            self._draft_chains(state, plan, noise)
-        n = state.widest - 1
-        chain = Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
-        return chain if plan.trees is None else grow(self, state, plan, noise, chain)
-
-    def commit(self, state: State, plan: StepPlan, features: Tensor) -> None:
-        """Keep the features of what the step committed, the first `state.count[r]` rows of a slot, for `propose`."""
-        rows, room = plan.draft_rows, self._pending.shape[1]
-        kept = features.index_select(0, plan.draft_source)
-        self._pending.flatten(0, 1).index_copy_(0, rows.slot * room + rows.column, kept)
+    def _grow(self, state: State, plan: StepPlan, noise: Tensor | None, chain: Proposal) -> Proposal:
+        return grow(self, state, plan, noise, chain)
 
     def _draft_chains(self, state: State, plan: StepPlan, noise: Tensor | None) -> None:
         stride = self._tokens.shape[1]
@@ -190,10 +93,8 @@ class Eagle3Drafter:
     def begin_drafts(self, state: State, plan: StepPlan, level: Level) -> tuple[Tensor, Tensor]:
         """Run the pairs that wait → hidden [N, H] and logits [N, V'] of each slot's last, which guess depth 1."""
         rows, cached = plan.draft_rows, state.length - 1
+        position, said, exists = self.waiting(state, rows, rows.column)
         count = torch.where(state.done, 0, state.count)
-        exists = rows.column < count[rows.slot]
-        position = torch.where(exists, cached[rows.slot] - count[rows.slot] + rows.column, 0)
-        said = state.tokens[rows.slot, torch.where(exists, position + 1, 0)]
         last = level.first + (count[level.rows.slot] - 1).clamp(min=0)
         where = (rows, position, exists, cached, plan.bound)
         features = self._pending[rows.slot, rows.column]
@@ -243,9 +144,9 @@ class Eagle3Drafter:
         asked = normed[head]
         return hidden, self._head(asked) if len(asked) else asked
 
-    def _build(self, checkpoint: Eagle3Checkpoint, target: Any, max_requests: int) -> None:
-        """Lay out weights, rotary tables and the cache beside a target of the same implementation."""
+    def _build(self, checkpoint: HeadedCheckpoint, target: Any, max_requests: int) -> None:
         m, device, dtype = self.config.model, target.device, target.dtype
+        self.beam = min(BEAM, self.config.draft_vocab_size)
         tensors = {k: v.to(device) for k, v in checkpoint.tensors.items()}
         own = tensors.get(EMBEDDING)
         self._embedding = target.embedding if own is None else own.to(dtype)

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from blockpilot.drafters.headed_config import hidden_states_of, llama_of
 from blockpilot.targets.config import ModelConfig, read_integer
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 ARCHITECTURES = (ARCHITECTURE, "Eagle3Speculator", "Eagle3DraftModel")
 PUBLISHED_DEPTH = 7  # drafts that the published recipe trains for, and depth of the published tree
-_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-_NESTED = "transformer_layer_config"  # of speculators
-_UNSUPPORTED = ("fc_norm", "norm_output", "norm_before_fc", "parallel_drafting", "bias")
-_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # the target's business
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Eagle3Config:
         names = source.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
             raise ValueError(f"expected architectures to be one of {ARCHITECTURES}, got {names!r}")
-        model = _model(source)
+        model = llama_of(source)
         if model.num_layers != 1:
             raise ValueError(f"expected num_hidden_layers to be 1, got {model.num_layers}")
         hidden, vocab = model.hidden_size, model.vocab_size
@@ -66,7 +63,7 @@ class Eagle3Config:
             model=model,
             target_hidden_size=read_integer(source, "target_hidden_size", hidden),
             draft_vocab_size=read_integer(source, "draft_vocab_size", vocab, most=vocab),
-            hidden_states=_hidden_states(source),
+            hidden_states=hidden_states_of(source),
             norm_before_residual=_flag(source, "norm_before_residual"),
             block_size=read_integer(source, "block_size", PUBLISHED_DEPTH + 1, least=2),
             source=source,
@@ -96,41 +93,6 @@ class Eagle3Config:
             if bias:
                 shapes[f"midlayer.{name}_proj.bias"] = (rows,)
         return shapes
-
-
-def default_states(target_layers: int) -> tuple[int, ...]:
-    """Hidden states that are read where the config names none: the inputs of layers 2, L // 2 and L − 3."""
-    return (2, target_layers // 2, target_layers - 3)
-
-
-def _model(source: Mapping[str, Any]) -> ModelConfig:
-    nested = source.get(_NESTED) or {}
-    if not isinstance(nested, Mapping):
-        raise ValueError(f"expected {_NESTED} to be a dictionary, got {nested!r}")
-    values = {k: v for k, v in {**source, **nested}.items() if k not in _SPECIAL_IDS}
-    if changed := [k for k in _UNSUPPORTED if values.get(k)]:
-        raise ValueError(f"EAGLE-3 drafters with {', '.join(changed)} are not supported; use a plain one")
-    values |= {"architectures": ["LlamaForCausalLM"], "model_type": values.get("model_type", "llama")}
-    return ModelConfig.from_hf(values)
-
-
-def _hidden_states(source: Mapping[str, Any]) -> tuple[int, ...] | None:
-    nested = source.get("eagle_config") or {}
-    if not isinstance(nested, Mapping):
-        raise ValueError(f"expected eagle_config to be a dictionary, got {nested!r}")
-    if nested.get("use_aux_hidden_state") is False:
-        raise ValueError(
-            "expected eagle_config.use_aux_hidden_state to be true: EAGLE-3 reads several layers"
-        )
-    outputs, states = nested.get(_LAYER_IDS), source.get(_LAYER_IDS)
-    if outputs is not None and states is not None:
-        raise ValueError(f"{_LAYER_IDS} is at the top and in eagle_config, which count differently; keep one")
-    ids = states if outputs is None else outputs
-    if ids is None:
-        return None
-    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-        raise ValueError(f"expected {_LAYER_IDS} to be a list of integers >= 0, got {ids!r}")
-    return tuple(ids) if outputs is None else tuple(i + 1 for i in ids)
 
 
 def _flag(source: Mapping[str, Any], name: str) -> bool:

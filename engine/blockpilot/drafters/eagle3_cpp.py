@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from blockpilot.drafters.eagle3 import Eagle3Drafter, Where
-from blockpilot.drafters.eagle3_checkpoint import EMBEDDING, Eagle3Checkpoint
+from blockpilot.drafters.eagle3_tree import BEAM
+from blockpilot.drafters.headed_checkpoint import EMBEDDING, HeadedCheckpoint
 from blockpilot.drafters.packed import drafter_rounding, packed_key
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
@@ -31,8 +32,9 @@ class CppEagle3Drafter(Eagle3Drafter):
     row_tile = 1
     cache_bytes = staticmethod(CppCache.bytes_needed)
 
-    def _build(self, checkpoint: Eagle3Checkpoint, target: CppTarget, max_requests: int) -> None:
+    def _build(self, checkpoint: HeadedCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
+        self.beam = min(BEAM, self.config.draft_vocab_size)
         key = None if target.packed_key is None else packed_key(checkpoint, target.packed_key)
         packed = cached(key, lambda: self._pack(checkpoint, target))
         self._plan = torch.tensor(packed.words["plan"], device="cpu")
@@ -42,7 +44,7 @@ class CppEagle3Drafter(Eagle3Drafter):
         self._rope = (cos.float().contiguous(), sin.float().contiguous())
         self.cache = CppCache(1, max_requests, m.num_kv_heads, self._places(target), m.head_dim, target.dtype)
 
-    def _pack(self, checkpoint: Eagle3Checkpoint, target: CppTarget) -> Packed:
+    def _pack(self, checkpoint: HeadedCheckpoint, target: CppTarget) -> Packed:
         m, tensors = self.config.model, checkpoint.tensors
         sizes = (m.hidden_size, m.num_heads, m.num_kv_heads, m.head_dim, padded_size(m.intermediate_size))
         geometry = Geometry(*sizes, 1, drafter_rounding(target))

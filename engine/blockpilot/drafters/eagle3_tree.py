@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from blockpilot.drafters import Proposal
+from blockpilot.drafters.candidates import Candidates, tree_of
 from blockpilot.drafters.draws import likeliest
 from blockpilot.drafters.levels import Level, level_of
 from blockpilot.plan import StepPlan
@@ -47,55 +48,22 @@ class Front:
         return cls(score, nothing - 1, nothing, nothing, path)
 
 
-@dataclass
-class Candidates:
-    """Every child that a tree could have, depth after depth: [S, F·k] of each."""
-
-    score: list[Tensor] = field(default_factory=list)
-    token: list[Tensor] = field(default_factory=list)
-    parent: list[Tensor] = field(default_factory=list)
-    depth: list[Tensor] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, front: Front, at: Tensor, ids: Tensor, total: Tensor, depth: int, cached: Tensor) -> Front:
-        """Children ids, total [N, k] of the front's nodes `at` [N] → the best of them, the next front."""
-        slots, beam = front.score.shape
-        k = ids.shape[1]
-        empty = (slots * beam, k)
-        score = total.new_full(empty, -torch.inf).index_copy_(0, at, total).view(slots, -1)
-        token = ids.new_zeros(empty).index_copy_(0, at, ids).view(slots, -1)
-        self.score.append(score)
-        self.token.append(token)
-        self.parent.append(front.number.repeat_interleave(k, 1))
-        self.depth.append(torch.full_like(token, depth))
-        best = largest(score, beam)
-        row = best // k
-        place = cached[:, None] + (depth - 1) * beam + torch.arange(beam, device=best.device)
-        above = front.path.gather(1, row[..., None].expand(-1, -1, depth))
-        path = torch.cat([above, place[..., None]], -1)
-        number, self.count = best + self.count, self.count + beam * k
-        return Front(score.gather(1, best), number, token.gather(1, best), row, path)
-
-    def best(self, budget: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The likeliest, as many as `budget` [S] allows → tokens, parent, depth [S, nodes], and their count [S].
-
-        No child is likelier than its parent, and of equals the earlier comes first, so parents precede children.
-        """
-        score, token, parent, depth = (
-            torch.cat(x, 1) for x in (self.score, self.token, self.parent, self.depth)
-        )
-        chosen = largest(score, min(nodes, self.count))
-        order = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
-        place = torch.full_like(token, -1).scatter(1, chosen, order)
-        found = (score.gather(1, chosen) > -torch.inf) & (order < budget[:, None])
-        above = parent.gather(1, chosen)
-        above = torch.where(above < 0, -1, place.gather(1, above.clamp(min=0)))
-        made = (
-            torch.where(found, x, empty)
-            for x, empty in ((token.gather(1, chosen), 0), (above, -1), (depth.gather(1, chosen), 0))
-        )
-        tokens, parents, depths = (_wider(x, nodes) for x in made)
-        return tokens, parents, depths, found.sum(1)
+def add_children(
+    found: Candidates, front: Front, at: Tensor, ids: Tensor, total: Tensor, depth: int, cached: Tensor
+) -> Front:
+    """Children ids, total [N, k] of the front's nodes `at` [N] → the best of them, the next front."""
+    slots, beam = front.score.shape
+    k, before = ids.shape[1], found.count
+    empty = (slots * beam, k)
+    score = total.new_full(empty, -torch.inf).index_copy_(0, at, total).view(slots, -1)
+    token = ids.new_zeros(empty).index_copy_(0, at, ids).view(slots, -1)
+    found.add(score, token, front.number.repeat_interleave(k, 1), torch.full_like(token, depth))
+    best = largest(score, beam)
+    row = best // k
+    place = cached[:, None] + (depth - 1) * beam + torch.arange(beam, device=best.device)
+    above = front.path.gather(1, row[..., None].expand(-1, -1, depth))
+    path = torch.cat([above, place[..., None]], -1)
+    return Front(score.gather(1, best), best + before, token.gather(1, best), row, path)
 
 
 def grow(
@@ -124,16 +92,13 @@ def grow(
         scores = drafter.draws(state, plan, level, noise).scores(logits)
         columns, likely = likeliest(scores, beam)
         total = before[:, None] + likely
+        drafter.non_finite += (
+            likely[:, 0].isnan() & (before > -torch.inf) & (depth < state.effective[slot])
+        ).sum()
         live = (depth < state.effective[slot])[:, None] & ((plan.budgets[slot] > 0)[:, None] | (ranks == 0))
         total = torch.where(live & (total > -torch.inf), total, -torch.inf)
-        front = found.add(front, at, drafter.vocabulary.ids(columns), total, depth, cached)
-    budget = torch.where(plan.budgets > 0, plan.budgets, state.effective)
-    made = [x.clone() for x in (chain.tokens, chain.parent, chain.depth)]
-    most = max(plan.nodes) - 1
-    *parts, count = found.best(budget - 1, most)
-    for whole, part in zip(made, parts, strict=True):
-        whole[:, :most] = part
-    return Proposal(made[0], made[1], made[2], torch.where(state.done, 0, count + 1))
+        front = add_children(found, front, at, drafter.vocabulary.ids(columns), total, depth, cached)
+    return tree_of(state, plan, found, chain)
 
 
 def _deepen(
@@ -146,7 +111,3 @@ def _deepen(
     extent = state.length - 1 + (level.depth - 1) * drafter.beam
     path = front.path.flatten(0, 1)[at]
     return drafter.deepen(state, plan, level, front.token.flatten()[at], hidden[above], exists, extent, path)
-
-
-def _wider(x: Tensor, columns: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, columns - x.shape[1]))

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blockpilot.drafters.eagle3_config import ARCHITECTURE, Eagle3Config, default_states
+from blockpilot.drafters.eagle3_config import ARCHITECTURE, Eagle3Config
+from blockpilot.drafters.headed_config import default_states
 from blockpilot.targets.checkpoint import EMBEDDING, HEAD
 from blockpilot.targets.config import ModelConfig
 from blockpilot.targets.rope import rope_tables

@@ -1,4 +1,4 @@
-"""A round of EAGLE-3 drafting reads no device value on the host, moves no buffer and fits its estimate."""
+"""A round of EAGLE-3 or SpecBlock reads no device value on the host, moves no buffer, and reads nothing unwritten."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.eagle3 import save_eagle3_drafter
 from tests.engine.pair import VOCAB, write_tokenizer
 from tests.implementations import require
 from tests.no_host_sync import NoHostSync
+from tests.specblock import save_specblock_drafter
 from tests.tiny import save_target
 
 
@@ -41,24 +42,24 @@ def one_step(folders, device: str, implementation: str, trees: tuple[int, ...] |
 
 @pytest.mark.parametrize("trees", [None, (16, 0, 0), (0, 0, 9)])
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
-def test_a_round_reads_nothing_on_the_host(eagle3_for, backend, implementation, trees):
+def test_a_round_reads_nothing_on_the_host(pair_for, backend, implementation, trees):
     require(backend)
     with forced(backend):
-        state = one_step(eagle3_for("llama"), "cpu", implementation, trees)
+        state = one_step(pair_for("llama"), "cpu", implementation, trees)
     assert (state.count[:3] >= 1).all()
 
 
 @pytest.mark.parametrize("trees", [None, (16, 0, 7)])
-def test_a_round_runs_on_meta(eagle3_for, trees):
+def test_a_round_runs_on_meta(pair_for, trees):
     """No data at all: any branch on a value would raise."""
-    assert one_step(eagle3_for("llama", None), "meta", "torch", trees).count.is_meta
+    assert one_step(pair_for("llama", None), "meta", "torch", trees).count.is_meta
 
 
-def test_pointers_never_change_and_nothing_unwritten_is_read(load, eagle3_for):
+def test_pointers_never_change_and_nothing_unwritten_is_read(load, pair_for):
     """NaN in every key, value and feature that no request has written changes no draft."""
     drafts = []
     for poison in (False, True):
-        rounds = Rounds(*load(*eagle3_for("llama"), slots=2), widest=16)
+        rounds = Rounds(*load(*pair_for("llama"), slots=2), widest=16)
         drafter, cache = rounds.drafter, rounds.drafter.cache
         buffers = (cache.k, cache.v, drafter._tokens, drafter._pending)
         before = [t.data_ptr() for t in buffers]
@@ -77,29 +78,14 @@ def test_pointers_never_change_and_nothing_unwritten_is_read(load, eagle3_for):
     assert drafts[0] == drafts[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_is_what_it_holds(load, implementation, eagle3_for, dtype):
-    """The estimate covers what is allocated, and not much more than a few times that."""
-    folders = eagle3_for("llama", None, hidden_size=64, target_hidden_size=32)
-    _, drafter = load(*folders, slots=3, capacity=128, dtype=dtype)
-    held = drafter.cache.k.nbytes + drafter.cache.v.nbytes + drafter._pending.nbytes
-    if implementation == "cpp":
-        held += len(drafter._weights[0])
-    else:
-        layer = drafter.layer
-        held += sum(
-            x.bytes for x in (layer.qkv, layer.out, layer.gate_up, layer.down, drafter.fc, drafter._head)
-        )
-        held += drafter._embedding.nbytes
-    estimate = drafter.memory_bytes(drafter.config, 3, 128, dtype)
-    assert held <= estimate <= 4 * held
-
-
-def test_the_library_serves_it(implementation, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "save"), [("eagle3", save_eagle3_drafter), ("specblock", save_specblock_drafter)]
+)
+def test_the_library_serves_it(implementation, tmp_path, kind, save):
     """`LLM.generate` over chains, trees, modes and stops in one batch: every answer is plain decoding's."""
     target = save_target(tmp_path / "target", vocab=VOCAB)
     write_tokenizer(target)
-    folder = save_eagle3_drafter(tmp_path / "drafter", target, range(0, VOCAB, 1))
+    folder = save(tmp_path / "drafter", target, range(0, VOCAB, 1))
     prompts = [[5 + i, *range(7, 7 + 5 * i)] for i in range(9)]
     plain = [
         SamplingParams(
@@ -115,7 +101,7 @@ def test_the_library_serves_it(implementation, tmp_path):
     shapes = [{"width": 2 + i % 6, "tree": 8 + i if i % 3 == 1 else None} for i in range(9)]
     with forced("cpp" if implementation == "cpp" else "reference"):
         llm = LLM(target, drafter=folder, max_requests=4, max_length=128)
-        assert llm.drafter.kind == "eagle3"
+        assert llm.drafter.kind == kind
         expected = llm.generate(prompts, [replace(p, width=1) for p in plain])
         outputs = llm.generate(prompts, [replace(p, **s) for p, s in zip(plain, shapes, strict=True)])
     for output, alone in zip(outputs, expected, strict=True):
