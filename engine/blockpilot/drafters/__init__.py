@@ -67,8 +67,8 @@ class Drafter(Protocol):
 def load_drafter(
     source: str | Path, target: Target, max_requests: int, draft_temperature: float | None = None
 ) -> Drafter:
-    """Load a drafter for `target`: "bundled", a folder in the format of DFlash, EAGLE-3 or SpecBlock, or a hub id, any of
-    them followed by "+lookup" for `WithLookup`; or "lookup" for `PromptLookup`.
+    """Load a drafter for `target`: "bundled", a folder in the format of DFlash, EAGLE-3 or SpecBlock, or a hub id, any
+    of them followed by "+lookup" for `WithLookup`; or "lookup" for `PromptLookup`.
 
     Raises:
         ValueError: unknown format, corrupt files, or a drafter made for another target.

@@ -20,9 +20,8 @@ from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, kv_bound, make_rows
 from blockpilot.state import State
 from blockpilot.targets.cpp_target import CppTarget
-from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass
+from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, own_place
 from blockpilot.targets.rope import rope_tables
-from blockpilot.targets.torch_target import along
 from blockpilot_kernels.norm_rope import rms_norm
 from blockpilot_kernels.packed_decoder import Blocks, packed_rows
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear
@@ -136,22 +135,23 @@ class SpecBlockDrafter(PairDrafter):
         slot = rows.column % c.slots
         position = torch.where(exists, place + slot, 0)
         turn = torch.where(exists, number + 1 + slot, 0)
-        at, places = (position, None) if path is None else along(path, position, rows.total, bound)
-        to = self.cache.destination(rows.slot, at, exists)
-        step = Pass(rows, position, self._cos[turn], self._sin[turn], to, extent, bound, places)
+        to = self.cache.destination(rows.slot, own_place(path, position), exists)
+        step = Pass(rows, position, self._cos[turn], self._sin[turn], to, extent, bound, path)
         parts = (
             rms_norm(condition, self._condition_norm, eps),
             rms_norm(self._embedding[said].float(), self._token_norm, eps),
             self._queries[slot],
         )
         x = self._fuse(torch.cat(parts, -1))
+        normed = rms_norm(x, self.layers[0].input_norm, eps)
         before = rows.every - (slot > 0).long()
-        for i, layer in enumerate(self.layers):
+        after = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        for i, (layer, norm) in enumerate(zip(self.layers, after, strict=True)):
             if i and c.shift:
                 x = self._shift[i - 1](torch.cat([x, x[before]], -1))
-            x = layer.forward(x, self.cache, i, step)
-        x = x[head]
-        normed = rms_norm(x, self.norm, eps)
+                normed = rms_norm(x, layer.input_norm, eps)
+            x, normed = layer.forward(x, normed, self.cache, i, step, norm)
+        x, normed = x[head], normed[head]
         return x, normed, self._head(normed) if len(head) else normed
 
     def draws(
