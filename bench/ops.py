@@ -21,7 +21,7 @@ from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, ph
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
 from blockpilot_kernels.draft_tree import draft_tree, largest
 from blockpilot_kernels.kv_compact import kv_compact
-from blockpilot_kernels.norm_rope import rms_norm, swiglu
+from blockpilot_kernels.norm_rope import residual_norm, rms_norm, swiglu
 from blockpilot_kernels.prompt_lookup import prompt_lookup
 from blockpilot_kernels.qk_rope_append import qk_rope_append
 from blockpilot_kernels.tiled_linear import PackedLinear
@@ -145,6 +145,14 @@ def _rms_norm(rows: int, width: int) -> Case:
     return Case("rms_norm", f"{rows}x{width}", make, NOT_CPP)
 
 
+def _residual_norm(rows: int, width: int) -> Case:
+    def make(device: str) -> Call:
+        x, y = _random(device, 2, rows, width)
+        return lambda: residual_norm(x, y, torch.ones(width, device=device), 1e-5)[1]
+
+    return Case("residual_norm", f"{rows}x{width}", make, NOT_CPP)
+
+
 def _swiglu(rows: int, width: int) -> Case:
     return Case("swiglu", f"{rows}x{width}", lambda d: partial(swiglu, _random(d, rows, 2 * width)), NOT_CPP)
 
@@ -207,6 +215,7 @@ CASES = (
     *(_attention(count, 512) for count in (1, 8)),
     _append(16),
     _rms_norm(16, 576),
+    _residual_norm(16, 576),
     _swiglu(16, 1536),
     _linear(16, 1536, 576),
     _tree(8, 5, 16, 16),

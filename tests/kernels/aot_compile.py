@@ -24,6 +24,7 @@ from blockpilot_kernels.choose import filters
 from blockpilot_kernels.choose import kernel as choose
 from blockpilot_kernels.draft_tree import kernel as tree
 from blockpilot_kernels.gumbel_noise import kernel as noise
+from blockpilot_kernels.head_choice import kernel as head
 from blockpilot_kernels.kv_compact import kernel as compact
 from blockpilot_kernels.norm_rope import kernel as glue
 from blockpilot_kernels.prompt_lookup import kernel as lookup
@@ -88,6 +89,16 @@ def linear(dtype: torch.dtype, columns: int, k: int, biased: bool = False) -> En
     types |= dict.fromkeys(["N", "K", "w_row"], STRIDE)
     constants = {"BIASED": biased, "SPLITS": launch.splits, **launch.constants(dtype == torch.bfloat16)}
     return tiled.linear_kernel, types, constants, launch.options
+
+
+def guess(dtype: torch.dtype, mapped: bool, sampled: bool) -> Entry:
+    """The drafter's head over Qwen3's vocabulary, or part of it."""
+    launch = head.launch_of(dtype, 151_936, 4096, on_cuda=True)
+    types = pointers("X NOISE TEMPERATURE BEST", F32) | pointers("IDS SOURCE BANNED", I64)
+    types |= pointers("INDEX BAD", I32) | {"W": CACHE[dtype], "scale": "fp32"} | sizes("S tiles")
+    types |= dict.fromkeys(["M", "N", "K", "w_row", "V"], STRIDE)
+    constants = {"MAPPED": mapped, "SAMPLED": sampled, **launch.constants(dtype == torch.bfloat16)}
+    return head.head_kernel, types, constants, launch.options
 
 
 def combine(dim: int) -> Entry:
@@ -157,11 +168,14 @@ KERNELS: list[Entry] = [
         )
         for filtered in (False, True)
     ),
-    (
-        choose.row_ids,
-        {"BEST": F32, "IDS": I64, "FINITE": I8} | pointers("INDEX BAD", I32) | sizes("N V n_chunks"),
-        {"ROWS": CHOOSE["ROWS"], "CHUNKS": CHUNKS},
-        choose.OPTIONS,
+    *(
+        (
+            choose.row_ids,
+            {"BEST": F32, "IDS": I64, "FINITE": I8} | pointers("INDEX BAD", I32) | sizes("N V n_chunks"),
+            {"ROWS": CHOOSE["ROWS"], "CHUNKS": chunks},
+            choose.OPTIONS,
+        )
+        for chunks in (CHUNKS, 4096)
     ),
     (
         accept.accept_commit_kernel,
@@ -196,6 +210,8 @@ KERNELS: list[Entry] = [
         {"PLACES": lookup.PLACES, "COLUMNS": 16},
         lookup.OPTIONS,
     ),
+    *(guess(torch.bfloat16, *case) for case in ((False, False), (False, True), (True, True))),
+    guess(torch.float32, True, True),
     *(attend(*case) for case in ATTENTION),
     *(combine(dim) for dim in (64, 128, 256)),
     *(norm(glue.rms_norm_kernel, "X WEIGHT OUT", width) for width in (576, 12_288)),

@@ -11,9 +11,11 @@ from torch import Tensor
 from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
 from blockpilot_kernels.draft_tree import draft_tree, largest
+from blockpilot_kernels.head_choice import head_choice
 from blockpilot_kernels.kv_compact import kv_compact
 from blockpilot_kernels.norm_rope import block_input, residual_norm, rms_norm, swiglu
 from blockpilot_kernels.qk_rope_append import context_append, qk_rope_append
+from blockpilot_kernels.tiled_linear import PackedLinear
 from tests.kernels.backends import Backend, Params, counting
 from tests.kernels.test_accept_commit import Case, build
 from tests.no_host_sync import NoHostSync
@@ -56,6 +58,10 @@ def run_layer_ops(given: tuple[Tensor, Tensor, Tensor, AttentionTiles]) -> None:
     kv_compact(held, held.clone(), held[..., 0, :, 0] > 0, extent, path[:2], extent.clamp(max=3))
     draft_tree(rows.view(4, 8, 8) - 1, path[:4, 0], path[:4, 0] + 3, 4)
     largest(rows, 2)
+    head = PackedLinear(cache[0, 0, :40].repeat(1, 2))
+    chosen = (path[0].new_zeros(40), rows.new_zeros(3, 9), position, rows[:, 0], position[:, None])
+    head_choice(rows, head, 1.0, *chosen)
+    head(rows)
 
 
 def test_under_the_mode(backend: Backend) -> None:

@@ -21,9 +21,10 @@ KERNELS = {
     "noise_kernel", "row_stats", "row_cuts", "row_scores", "row_ids", "accept_commit_kernel", "attend_kernel",
     "combine_kernel", "draft_tree_kernel", "kv_compact_kernel", "rms_norm_kernel", "residual_norm_kernel",
     "block_input_kernel",
-    "append_kernel", "swiglu_kernel", "linear_kernel", "prompt_lookup_kernel",
+    "append_kernel", "swiglu_kernel", "linear_kernel", "head_kernel",
+    "prompt_lookup_kernel",
 }  # fmt: skip
-PRODUCTS = {"linear_kernel"}
+PRODUCTS = {"linear_kernel", "head_kernel"}
 # 16-bit products of 64 rows are those of whole warp groups; three of tf32 make one of float32.
 WIDE = {80: ["mma.sync"], 90: ["wgmma.mma_async"], 100: ["tcgen05.mma"]}
 

@@ -9,6 +9,9 @@ import torch
 
 from blockpilot.policies import BlockPolicy
 from blockpilot.policies.predictor import TOP_K, Architecture, Predictor, WidthNetwork, policy_input
+from blockpilot_kernels import dispatch
+from blockpilot_kernels.dispatch import forced
+from tests.kernels.conftest import device_of, missing
 
 VOCAB, HIDDEN, WINDOW = 97, 24, (1, 2, 4, 6)
 KINDS = [
@@ -103,6 +106,25 @@ def test_weights_follow_the_seed_and_leave_the_global_stream_alone():
     assert torch.equal(torch.rand(4), wanted)
     assert same_bits(a.network.head.weight, b.network.head.weight)
     assert not torch.equal(a.network.head.weight, c.network.head.weight)
+
+
+def test_the_triton_product_reads_the_vocabulary_in_splits():
+    """Near the reference, and each row by itself."""
+    if reason := missing("triton"):
+        pytest.skip(f"triton: {reason}")
+    network = WidthNetwork(Architecture("full", "raw", 1000, 40, WINDOW), seed=0)
+    rows = logits(17, vocabulary=1000)
+    with forced("reference"):
+        expected = Predictor(network).scores(rows)
+    with forced("triton"):
+        policy = Predictor(network)
+        policy.bind(torch.zeros(1000, 1, device=device_of("triton")))
+        rows = rows.to(device_of("triton"))
+        dispatch.calls.clear()
+        got, alone = policy.scores(rows), policy.scores(rows[16:])
+        assert dispatch.calls["tiled_linear", "triton"] == 6
+    torch.testing.assert_close(got.cpu(), expected, atol=1e-4, rtol=1e-4)
+    assert same_bits(got[16], alone[0])
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -18,7 +18,14 @@ from functools import cache
 from torch import Tensor
 
 BACKENDS = ("reference", "cpp", "triton")
-INSIDE_CPP_PASS = ("tiled_linear", "block_attention", "norm_rope", "qk_rope_append", "kv_compact")
+INSIDE_CPP_PASS = (
+    "tiled_linear",
+    "block_attention",
+    "norm_rope",
+    "qk_rope_append",
+    "head_choice",
+    "kv_compact",
+)
 """Ops that the C++ extension has only within its passes over a whole model: called alone, they are PyTorch's."""
 OPS = ("gumbel_noise", "choose", "accept_commit", "draft_tree", "prompt_lookup", *INSIDE_CPP_PASS)
 ENVIRONMENT = "BLOCKPILOT_BACKEND"

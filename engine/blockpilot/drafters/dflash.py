@@ -14,7 +14,7 @@ from blockpilot.drafters.dflash_checkpoint import DFlashCheckpoint, check_pair, 
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.drafters.dflash_tree import tree_proposal
 from blockpilot.drafters.draft_vocabulary import DraftVocabulary
-from blockpilot.drafters.draws import LARGEST_TREE, Draws, checked_temperature
+from blockpilot.drafters.draws import LARGEST_TREE, Draws, checked_temperature, terms
 from blockpilot.drafters.folder import find_drafter
 from blockpilot.drafters.head_rows import HeadRows, head_rows
 from blockpilot.drafters.room import Room
@@ -25,6 +25,7 @@ from blockpilot.state import State
 from blockpilot.targets import Target
 from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, run_layers
 from blockpilot.targets.rope import rope_tables
+from blockpilot_kernels.head_choice import head_choice
 from blockpilot_kernels.norm_rope import block_input, rms_norm
 from blockpilot_kernels.qk_rope_append import context_append
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
@@ -48,8 +49,8 @@ class DFlashDrafter:
         ValueError: a drafter made for another target, or a draft temperature that is not positive.
 
     Attributes:
-        non_finite: [] int64, drafts so far whose logits were not finite (its first id was proposed); above zero, the
-            drafter overflows in this dtype.
+        non_finite: [] int64, drafts so far whose logits were not finite (id 0 or the head's first was proposed);
+            above zero, the drafter overflows in this dtype.
     """
 
     kind = "dflash"
@@ -154,14 +155,22 @@ class DFlashDrafter:
         """
         self._check_room(state, plan)
         head = head_rows(plan.draft_rows, plan.dump, self.row_tile)
+        if plan.trees is None and self.config.final_logit_softcapping is None:
+            self._put(state, head, *self._guess(state, plan, head, noise))
+            return self._chain(state)
         logits, draws = self.draft_logits(state, plan), self._draws(state, plan, head, noise)
-        ids = self._choose(state, head, logits, draws)
-        stride = self._tokens.shape[1]
-        self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
+        columns, finite = draws.choose(logits)
+        self._put(state, head, self._vocabulary.ids(columns), finite)
         chain = self._chain(state)
         if plan.trees is None:
             return chain
         return tree_proposal(state, plan, head, draws.scores(logits), chain, self._vocabulary)
+
+    def _put(self, state: State, head: HeadRows, ids: Tensor, finite: Tensor) -> None:
+        """Drafts [M] of a chain, and how many of them were not finite."""
+        stride = self._tokens.shape[1]
+        self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
+        self.non_finite += (~finite & (head.column < state.effective[head.slot])).sum()
 
     def _check_room(self, state: State, plan: StepPlan) -> None:
         most, widest, columns = max(self.window), max(plan.widths), self._tokens.shape[1] + 1
@@ -255,13 +264,17 @@ class DFlashDrafter:
         x, normed = block_input(tokens, self._embedding, scale, self.layers[0].input_norm, eps)
         return run_layers(self.layers, x, normed, self.cache, step, self.norm)[0]
 
+    def _guess(
+        self, state: State, plan: StepPlan, head: HeadRows, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Draft ids [M] of a chain, and whether their logits were finite."""
+        source = plan.draft_source[head.row] - 1
+        temperature, banned = terms(state, plan, head.slot, head.column, self.draft_temperature)
+        hidden, listed = self._denoise(state, plan)[head.row], self._vocabulary.listed
+        scale = self.config.output_multiplier
+        return head_choice(hidden, self._head, scale, listed, noise, source, temperature, banned)
+
     def _draws(self, state: State, plan: StepPlan, head: HeadRows, noise: Tensor | None) -> Draws:
         """Column j guesses what target row j − 1 chooses."""
         rows = (head.slot, head.column, plan.draft_source[head.row] - 1)
         return Draws.of(state, plan, rows, noise, self._vocabulary, self.draft_temperature)
-
-    def _choose(self, state: State, head: HeadRows, logits: Tensor, draws: Draws) -> Tensor:
-        """Draft ids [M] of a chain."""
-        columns, finite = draws.choose(logits)
-        self.non_finite += (~finite & (head.column < state.effective[head.slot])).sum()
-        return self._vocabulary.ids(columns)

@@ -26,10 +26,13 @@ class DraftVocabulary:
 
     Args:
         ids: [V'] int64, as `read_ids` returns them, or None. vocab_size: V of the target.
+
+    Attributes:
+        listed: the ids, or None.
     """
 
     def __init__(self, ids: Tensor | None, vocab_size: int, device: torch.device) -> None:
-        self._ids = None if ids is None else ids.to(device)
+        self.listed = None if ids is None else ids.to(device)
         if ids is not None:
             columns = torch.full((vocab_size + 1,), -1)  # the last is that of ids outside 0 … V − 1
             columns[ids] = torch.arange(len(ids))
@@ -39,18 +42,18 @@ class DraftVocabulary:
         """[N, V] by target id, rows [M] → [M, V'] by column."""
         # Not noise[rows]: indexing wakes OpenMP's threads, which then spin on the cores of the next pass.
         shared = noise.index_select(0, rows)
-        return shared if self._ids is None else shared.index_select(1, self._ids)
+        return shared if self.listed is None else shared.index_select(1, self.listed)
 
     def columns(self, ids: Tensor) -> Tensor:
         """Target ids of any shape → columns, −1 for those without one."""
-        if self._ids is None:
+        if self.listed is None:
             return ids
         last = len(self._columns) - 1
         return self._columns[torch.where((ids >= 0) & (ids < last), ids, last)]
 
     def ids(self, columns: Tensor) -> Tensor:
         """Columns of any shape → target ids."""
-        return columns if self._ids is None else self._ids[columns]
+        return columns if self.listed is None else self.listed[columns]
 
 
 def read_ids(path: Path, vocab_size: int) -> Tensor:

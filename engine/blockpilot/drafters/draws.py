@@ -30,6 +30,18 @@ def checked_temperature(factor: float | None) -> float:
     return found
 
 
+def terms(
+    state: State, plan: StepPlan, slot: Tensor, column: Tensor, factor: float
+) -> tuple[Tensor, Tensor | None]:
+    """[M] temperature and [M, S] ids that cannot be, −1 pads, where block column [M] of a slot [M] is guessed."""
+    cooled = (state.temperature[slot] * factor).clamp_min(LOWEST_TEMPERATURE)
+    banned = None
+    if plan.bans:
+        early = state.length[slot] - 1 + column < state.free_from[slot]
+        banned = torch.where(early[:, None], state.stop_ids[slot], -1)
+    return torch.where(state.temperature[slot] > 0, cooled, 0), banned
+
+
 @dataclass(frozen=True)
 class Draws:
     """How M rows of draft logits over V' ids become tokens.
@@ -61,13 +73,8 @@ class Draws:
         """
         slot, column, source = rows
         shared = None if noise is None else vocabulary.noise(noise, source)
-        cooled = (state.temperature[slot] * factor).clamp_min(LOWEST_TEMPERATURE)
-        temperature = torch.where(state.temperature[slot] > 0, cooled, 0)
-        banned = None
-        if plan.bans:
-            early = state.length[slot] - 1 + column < state.free_from[slot]
-            banned = vocabulary.columns(torch.where(early[:, None], state.stop_ids[slot], -1))
-        return cls(shared, temperature, banned)
+        temperature, banned = terms(state, plan, slot, column, factor)
+        return cls(shared, temperature, None if banned is None else vocabulary.columns(banned))
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits [M, V'] → columns [M], and whether each row was finite [M]; column 0 where it was not."""

@@ -85,8 +85,12 @@ class PackedLinear:
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows [R, in_features] of the weight as it was rounded, index [R] int64; a dense copy is made meanwhile."""
-        dense = self._weight.to_dense() if self._packed else self._weight
-        return dense[index, : self.in_features]
+        return self.matrix[index, : self.in_features]
+
+    @property
+    def matrix(self) -> Tensor:
+        """[≥ out_features, ≥ in_features] as it was rounded, zeros beyond; a copy where it is packed for the CPU."""
+        return self._weight.to_dense() if self._packed else self._weight
 
     def _tile(self, x: Tensor) -> Tensor:
         if self._packed:
