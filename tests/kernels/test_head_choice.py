@@ -103,9 +103,11 @@ def test_a_row_that_is_not_finite_is_marked_and_harms_no_other(op):
     hidden, weight = drawn(16, 8), drawn(VOCAB, 8, seed=1)
     clean, _ = call(op, hidden, weight)
     hidden[3, 2], hidden[5, 1] = float("nan"), float("inf")
-    chosen, finite = call(op, hidden, weight)
-    assert [i for i, ok in enumerate(finite) if not ok] == [3, 5]
-    assert chosen == [0 if i in (3, 5) else c for i, c in enumerate(clean)]
+    for ids in (None, torch.arange(VOCAB) + 7):
+        chosen, finite = call(op, hidden, weight, ids=ids)
+        first = 0 if ids is None else 7
+        assert [i for i, ok in enumerate(finite) if not ok] == [3, 5]
+        assert chosen == [first if i in (3, 5) else first + c for i, c in enumerate(clean)]
 
 
 def test_row_is_independent_of_place_and_neighbours(op):

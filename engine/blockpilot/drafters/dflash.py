@@ -49,8 +49,8 @@ class DFlashDrafter:
         ValueError: a drafter made for another target, or a draft temperature that is not positive.
 
     Attributes:
-        non_finite: [] int64, drafts so far whose logits were not finite (id 0 or the head's first was proposed);
-            above zero, the drafter overflows in this dtype.
+        non_finite: [] int64, drafts so far whose logits were not finite (its first id was proposed); above zero, the
+            drafter overflows in this dtype.
     """
 
     kind = "dflash"

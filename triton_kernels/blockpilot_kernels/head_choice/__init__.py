@@ -35,7 +35,7 @@ def head_choice(
         temperature: [M] float32, 0 or at least 1e-5. banned: [M, S] int64 target ids that cannot be chosen, or None.
 
     Returns:
-        target ids [M] int64 and finite [M] bool, false where a logit is not finite; the id is 0 there.
+        target ids [M] int64 and finite [M] bool, false where a logit is not finite; the id is the head's first there.
 
     Raises:
         ValueError: wrong shape, dtype or device.

@@ -97,4 +97,4 @@ def head_choice(
         best, index, bad, chosen, finite.view(torch.int8), rows, LARGEST.value, tiles,
         ROWS=each, CHUNKS=triton.next_power_of_2(tiles), **COMBINE_OPTIONS,
     )  # fmt: skip
-    return chosen, finite
+    return (chosen if ids is None else torch.where(finite, chosen, ids[0])), finite

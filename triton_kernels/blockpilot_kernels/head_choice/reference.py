@@ -34,4 +34,4 @@ def head_choice(
     if banned is not None:
         for column in banned.unbind(1):
             score = torch.where(known == column[:, None], -torch.inf, score)
-    return torch.where(finite, known[lowest_argmax(score)], 0), finite
+    return known[torch.where(finite, lowest_argmax(score), 0)], finite

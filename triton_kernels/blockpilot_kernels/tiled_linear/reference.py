@@ -64,6 +64,10 @@ class PackedLinear:
         self._pad_k = pad_k
         self._bias = None if bias is None else bias.float()
         self._triton = dispatch.backend_of(w.device.type) == "triton"
+        if self._triton:
+            from blockpilot_kernels.tiled_linear import kernel
+
+            kernel.counters(w.device)  # allocated here, for a first product may be captured
         self._packed = not self._triton and _onednn_packs(w)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(w, TILE) if self._packed else w
 
