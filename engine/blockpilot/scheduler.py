@@ -91,6 +91,8 @@ class Scheduler:
                 self._admit(slot, self.queue.popleft())
         if self.active:
             self._run()
+        if not self.active:
+            self._under_way = None  # what is left of it is nobody's
         return self.busy
 
     def _drop_abandoned(self) -> None:
@@ -225,6 +227,7 @@ class Scheduler:
         """Wait for the launch that is under way and deliver it; what a request did after its end is dropped."""
         launch, self._under_way = self._under_way, None
         assert self.graphs is not None and launch is not None  # asked only where there is one
+        waiting = [h for h in launch.handles.values() if not h.finished]
         steps, seconds = self.graphs.read(launch)
         clock = StepClock()
         for reports in steps:
@@ -233,7 +236,7 @@ class Scheduler:
                 self._hand_over(handle, reports[slot], None, first=False)
                 handle.stats.seconds["verify"] += seconds / len(live)
         clock.lap("host")
-        self._charge(list(launch.handles.values()), clock)
+        self._charge(waiting, clock)
 
     def _advance(self, handles: dict[int, Handle]) -> None:
         clock = StepClock()

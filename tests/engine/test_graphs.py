@@ -193,6 +193,20 @@ def test_overshoot_is_discarded_and_not_billed(pair):
         assert [counted(o) for o in got] == [counted(o) for o in alone]
 
 
+def test_a_launch_that_nobody_waits_for_is_dropped(pair):
+    """It was under way when a stop ended its last request: no later one sees it, and no statistic changes."""
+    (prompt,) = prompts(1, seed=4)
+    free = eager(pair).generate([prompt], MODES[1])[0].token_ids
+    llm = replaying(pair, Replaying())
+    params = replace(MODES[1], stop_token_ids=(free[9],))
+    output = llm.generate([prompt], params)[0]
+    seconds = dict(output.stats.seconds)
+    assert llm._scheduler._under_way is None and output.finish_reason == "stop"
+    llm._scheduler.graphs = None
+    assert counted(llm.generate([prompt], params)[0]) == counted(output)
+    assert output.stats.seconds == seconds and seconds["verify"] > 0
+
+
 def test_a_cancelled_request_is_in_no_later_launch(pair):
     llm = replaying(pair, Replaying(seconds=graphs.LATENCY / 2))  # two steps a launch
     first, second = (llm.submit([5, i], replace(GREEDY, width=2, max_new_tokens=80)) for i in (6, 7))
