@@ -21,6 +21,7 @@ from tests.engine.inside import change_logits
 from tests.engine.pair import VOCAB, prompts, write_tokenizer
 from tests.engine.test_static import ConstantDrafter, engine
 from tests.no_host_sync import NoHostSync
+from tests.specblock import save_specblock_drafter
 from tests.tiny import save_drafter, save_target
 
 GREEDY = SamplingParams(max_new_tokens=40, ignore_eos=True)
@@ -85,14 +86,15 @@ def pair(tmp_path_factory):
     return target, save_drafter(folder / "drafter", target, block_size=4)
 
 
-KINDS = ("dflash", "dflash+lookup", "lookup", "eagle3")
+KINDS = ("dflash", "dflash+lookup", "lookup", "eagle3", "specblock")
 
 
 def of_kind(pair, kind: str, folder):
     """The same target with another drafter."""
     target, drafter = pair
-    if kind == "eagle3":
-        return target, save_eagle3_drafter(folder / "eagle3", target, list(range(0, VOCAB, 2)))
+    saves = {"eagle3": save_eagle3_drafter, "specblock": save_specblock_drafter}
+    if kind in saves:
+        return target, saves[kind](folder / kind, target, list(range(0, VOCAB, 2)))
     return target, {"dflash+lookup": f"{drafter}+lookup", "lookup": "lookup"}.get(kind, drafter)
 
 

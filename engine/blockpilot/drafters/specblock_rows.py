@@ -1,9 +1,10 @@
-"""The rows of SpecBlock's two passes, laid out on the host."""
+"""The rows of SpecBlock's two passes, laid out on the host and kept with the plan's rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -38,20 +39,38 @@ class BlockRows:
         return torch.minimum(self.anchor + depth - 1, self.last)
 
 
+Made = TypeVar("Made")
+
+
+def _kept(plan: StepPlan, name: str, slots: int, beam: int, make: Callable[[], Made]) -> Made:
+    """What `make` made for an equal plan before; as long-lived as the rows of the plan, which a captured step reads."""
+    kept, key = plan.draft_rows.kept, (name, plan.drafting, plan.trees, plan.slots, slots, beam)
+    if key not in kept:
+        kept[key] = make()
+    found: Made = kept[key]
+    return found
+
+
 def pair_rows(plan: StepPlan, slots: int) -> Rows:
     """`slots` rows of every pair that may wait."""
     requests, widths, _ = plan.drafting
-    return make_rows(requests, tuple(w * slots for w in widths), plan.dump, plan.device)
+    counts = tuple(w * slots for w in widths)
+    return _kept(plan, "pairs", slots, 0, lambda: make_rows(requests, counts, plan.dump, plan.device))
 
 
 def first_rows(plan: StepPlan, slots: int) -> BlockRows:
     """One block of each request that drafts."""
     begins = pair_rows(plan, slots).starts
-    return _laid_out(plan.drafting, (1,) * len(begins), begins, slots, plan.dump, plan.device)
+    given = (plan.drafting, (1,) * len(begins), begins, slots, plan.dump, plan.device)
+    return _kept(plan, "first", slots, 0, lambda: _laid_out(*given))
 
 
 def second_rows(plan: StepPlan, slots: int, width: int, beam: int) -> BlockRows:
     """A second block of each request wider than `width`, `beam` of them where it drafts a tree."""
+    return _kept(plan, f"second {width}", slots, beam, lambda: _second(plan, slots, width, beam))
+
+
+def _second(plan: StepPlan, slots: int, width: int, beam: int) -> BlockRows:
     before = first_rows(plan, slots).rows
     begins = dict(zip(before.slots, before.starts, strict=True))
     trees = dict(zip(plan.slots, plan.trees or (0,) * len(plan.slots), strict=True))
@@ -62,7 +81,6 @@ def second_rows(plan: StepPlan, slots: int, width: int, beam: int) -> BlockRows:
     return _laid_out(members, counts, above, slots, plan.dump, plan.device)
 
 
-@lru_cache(maxsize=1024)
 def _laid_out(
     members: Members,
     counts: tuple[int, ...],
