@@ -146,6 +146,9 @@ class Scheduler:
     def _width(self, handle: Handle, last_logits: torch.Tensor) -> int:
         if handle.params.width is not None:
             return handle.params.width
+        sampled = getattr(self.policy, "sampled", None)
+        if sampled is not None and sampled != (handle.params.temperature > 0):
+            return 1  # it was made for requests of the other kind, which accept drafts at another rate
         self.policy_calls += 1
         width = int(self.policy.choose(last_logits)[0])
         widths = self.drafter.window if self.drafter else (1,)

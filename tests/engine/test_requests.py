@@ -194,6 +194,18 @@ def test_policy_is_asked_once_per_request_with_raw_logits():
     assert [o.token_ids for o in outputs] == [plain(p, params).token_ids for p in asked]
 
 
+def test_requests_of_the_other_kind_than_a_policy_is_for_decode_plain():
+    greedy = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    sampling = replace(greedy, temperature=0.8)
+    for sampled, widths in ((None, [3, 3, 2]), (False, [3, 1, 2]), (True, [1, 3, 2])):
+        policy = Fixed(3)
+        policy.sampled = sampled
+        llm = tiny_llm(ScriptedDrafter(), policy=policy, max_requests=1)
+        asked = [greedy, sampling, replace(sampling, width=2)]
+        script_answers(llm.drafter, [([3, 4, 5], sampling)], "float32", 20)
+        assert [o.stats.width for o in llm.generate([[3, 4, 5]] * 3, asked)] == widths
+
+
 def test_policy_is_not_asked_when_nothing_is_left_to_decide(llm):
     scripted(llm, [[3, 4]])
     before = llm.policy_calls

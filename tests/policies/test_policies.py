@@ -56,6 +56,23 @@ def test_a_file_of_the_pair_is_loaded(policy_path):
     assert load_policy(str(policy_path), "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
 
 
+@pytest.mark.parametrize(
+    ("training", "sampled"),
+    [
+        ({}, None),
+        ({"labels": {"temperature": 0.0}}, False),
+        ({"labels": {"temperature": 0.7}}, True),
+        ({"labels": {"temperature": "hot"}}, None),
+        ({"labels": None}, None),
+    ],
+)
+def test_a_file_says_which_requests_it_is_for(tmp_path, training, sampled):
+    path, pair = tmp_path / "policy.safetensors", Pair("target-a", "drafter-a")
+    save_policy(PolicyFile(Fixed(3), pair, "acceptance", training=training), path)
+    assert load_policy(path, "target-a", "drafter-a", WIDTHS).sampled is sampled
+    assert load_policy(3, "target-a", "drafter-a", WIDTHS).sampled is None
+
+
 @pytest.mark.parametrize("pair", [("target-b", "drafter-a"), ("target-a", "drafter-b")])
 def test_another_pair_is_refused_by_naming_both(policy_path, pair):
     with pytest.raises(ValueError) as error:

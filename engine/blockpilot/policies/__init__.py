@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from blockpilot.policies.contract import BlockPolicy, Fixed, Pair, check_window
 
@@ -64,7 +65,15 @@ def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
             f"policy 'predictor': {source} is {loaded.policy!r} and no predictor ships with this installation; "
             "train one with `blockpilot train-policy` and pass its file"
         )
+    loaded.policy.sampled = _sampled(loaded.training)
     return loaded.policy
+
+
+def _sampled(training: dict[str, Any]) -> bool | None:
+    """Whether the labels a policy was fitted to came from sampled answers; None if its file does not say."""
+    labels = training.get("labels")
+    temperature = labels.get("temperature") if isinstance(labels, dict) else None
+    return temperature > 0 if isinstance(temperature, (int, float)) else None
 
 
 def _span(widths: Sequence[int]) -> str:

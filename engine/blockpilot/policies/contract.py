@@ -64,7 +64,12 @@ class Fixed:
 
     Args:
         width: block width, anchor included, at least 1.
+
+    Attributes:
+        sampled: as in `Predictor`.
     """
+
+    sampled: bool | None = None
 
     def __init__(self, width: int) -> None:
         self.window = check_window((width,))

@@ -197,7 +197,13 @@ def _unit(mean: Tensor) -> Tensor:
 
 
 class Predictor:
-    """A trained network as a `BlockPolicy`. It draws nothing at random and keeps nothing between requests."""
+    """A trained network as a `BlockPolicy`. It draws nothing at random and keeps nothing between requests.
+
+    Attributes:
+        sampled: whether it is for requests that sample; the engine decodes the others plain. None: for all.
+    """
+
+    sampled: bool | None = None
 
     def __init__(self, network: WidthNetwork) -> None:
         self.network = network.eval().requires_grad_(False)
