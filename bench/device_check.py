@@ -24,7 +24,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # The checkout's own packages, whatever is installed; tests holds the tiny models and the interpreter's repairs.
 PLACES = [str(ROOT / name) for name in ("engine", "triton_kernels", "bench", "")]
-sys.path[:0] = [place for place in PLACES if place not in sys.path]
 
 LIMIT_S = 480
 CLOSING_S = 3  # kept for the last files and the table
@@ -194,4 +193,5 @@ def _line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    sys.path[:0] = [place for place in PLACES if place not in sys.path]
     sys.exit(main())

@@ -49,7 +49,8 @@ class LLM:
         drafter: "bundled", a folder in DFlash, EAGLE-3 or SpecBlock format or a hub id, each also with "+lookup" behind
             it, to copy from the request what stood there before; "lookup" for that alone, a `Drafter`, or None for
             plain decoding.
-        policy: "bundled", "predictor", a policy file, a width, a `BlockPolicy`, or None for the drafter's block size.
+        policy: "bundled" or "predictor" (of "bundled+lookup"), a policy file, a width, a `BlockPolicy`, or None for the
+            drafter's block size.
         device: torch device. dtype: "float32" or "bfloat16": KV cache, float weights, inputs of products.
         weights: "stored" keeps a GGUF file's blocks; "stored-int16" and "stored-int8" round the inputs of products to
             16-bit codes or bytes as well; "dense" makes floats of them; "auto" picks, and `weights` says what.

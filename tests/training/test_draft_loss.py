@@ -59,5 +59,17 @@ def test_a_sampled_vocabulary_holds_what_is_needed_and_estimates_the_softmax():
     assert (error > 0).any()
 
 
+def test_no_label_is_no_loss_and_no_gradient():
+    """As when none of a step's answers has an id that the drafter's own head knows."""
+    hidden = torch.randn(0, 8, requires_grad=True)
+    rows = torch.randn(5, 8, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.long)
+    labels = Labels(none, torch.zeros(0), none[:, None], torch.zeros(0, 1))
+    loss, right = draft_loss(hidden, rows, labels, torch.arange(5), torch.zeros(5), 0.5)
+    loss.backward()
+    assert float(loss) == 0 and len(right) == 0
+    assert torch.equal(rows.grad, torch.zeros(5, 8))
+
+
 def test_weights_fall_with_the_column():
     assert position_weights(3, 4.0).tolist() == pytest.approx([1.0, 0.7788, 0.6065], abs=1e-4)

@@ -6,6 +6,8 @@ import pytest
 
 from blockpilot import LLM
 from blockpilot.drafters.dflash_checkpoint import write_draft_vocabulary
+from blockpilot.graphs import Graphs
+from blockpilot.recorders import Uncaptured
 from blockpilot.training.label_store import read_labels
 from blockpilot.training.labels import label_prompts
 from blockpilot.training.replay import Answer, ReplayTarget
@@ -54,6 +56,25 @@ def test_rows_equal_those_of_decoding_at_every_width(pair, tmp_path, window, tem
         assert sums == [list(pair) for pair in zip(row["committed"], row["steps"], strict=True)]
     taus = [row["tau"] for row in found[True][1] if row["tau"][-1] is not None]
     assert len({tuple(t) for t in taus}) > 3
+
+
+def test_captured_steps_do_not_ask_the_real_target(pair, tmp_path):
+    """An engine that captures its steps holds a target of its own in them; labels go around."""
+    prompts = [{"id": f"p{i}", "family": "f", "prompt": LETTERS[i : i + 2]} for i in range(4)]
+    found = []
+    for captured in (False, True):
+
+        def make(policy, captured=captured):
+            llm = LLM(pair[0], drafter=pair[1], policy=policy, max_requests=2, max_length=64)
+            if captured:
+                s = llm._scheduler
+                s.graphs = Graphs(s.state, s.target, s.drafter, Uncaptured())
+            return llm
+
+        path = tmp_path / f"{captured}.jsonl"
+        label_prompts(make, prompts, window=(1, 2, 4), max_new_tokens=9, output=path, progress=False)
+        found.append(read_labels(path))
+    assert found[0] == found[1]
 
 
 def test_another_order_is_refused(pair):

@@ -87,7 +87,7 @@ def load_drafter(
     asked, how = str(source), (target, max_requests, draft_temperature)
     if asked == PromptLookup.kind:
         return PromptLookup()
-    if asked.endswith(SUFFIX):
+    if asked.endswith(SUFFIX) and asked != SUFFIX:
         return WithLookup(load_drafter(asked.removesuffix(SUFFIX), *how))
     packed = isinstance(target, CppTarget)
     folder = find_drafter(source)

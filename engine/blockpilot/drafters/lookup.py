@@ -63,7 +63,7 @@ class WithLookup:
         self.kind = drafter.kind + SUFFIX
         self.fingerprint = f"{drafter.fingerprint}{SUFFIX}-{SURE}-{LONGEST}"
         self.block_size, self.window = drafter.block_size, drafter.window
-        self.largest_tree, self.feature_layers = drafter.largest_tree, drafter.feature_layers
+        self.largest_tree, self.feature_layers = getattr(drafter, "largest_tree", 0), drafter.feature_layers
 
     def attach(self, target: Target, max_requests: int) -> None:
         """See `Drafter.attach`."""

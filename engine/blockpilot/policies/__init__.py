@@ -56,9 +56,11 @@ def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
         source = bundled.policy_path() if source == "bundled" else bundled.predictor_path()
     loaded = read_policy(source)
     if loaded.pair != pair:
+        ships = source != source_name
         raise ValueError(
             f"{source}: expected a policy made for {pair}, got one made for {loaded.pair}; make one for this "
             "pair with `blockpilot label` and `blockpilot train-policy`, or pass a fixed width"
+            + (f"; {source_name!r} is for target 'smollm2' with drafter 'bundled+lookup'" if ships else "")
         )
     if source_name == "predictor" and isinstance(loaded.policy, Fixed):
         raise ValueError(

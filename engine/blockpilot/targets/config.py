@@ -185,7 +185,8 @@ def _family(config: Mapping[str, Any]) -> str:
     family, classes = config.get("model_type"), config.get("architectures") or []
     known = ", ".join(f"{k} ({v})" for k, v in ARCHITECTURES.items())
     if (
-        family not in ARCHITECTURES
+        not isinstance(family, str)
+        or family not in ARCHITECTURES
         or not isinstance(classes, list)
         or (classes and ARCHITECTURES[family] not in classes)
     ):

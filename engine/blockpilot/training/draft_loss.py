@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+LEAST = 1e-12
 ABSENT = -100  # a label beyond the end of an answer
 
 
@@ -117,7 +118,7 @@ def draft_loss(
         taught = torch.searchsorted(ids, labels.teacher_ids).clamp_max(len(ids) - 1)
         log_q = logits.gather(1, taught) - normaliser
         loss = (1 - distil) * loss - distil * (labels.teacher_p * log_q).sum(-1)
-    weighted = (loss * labels.weight).sum() / labels.weight.sum()
+    weighted = (loss * labels.weight).sum() / labels.weight.sum().clamp_min(LEAST)  # no label: no gradient
     with torch.no_grad():
         right = logits.sub(extra).argmax(-1) == chosen
     return weighted, right

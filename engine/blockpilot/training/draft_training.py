@@ -1,4 +1,4 @@
-"""Training a DFlash drafter on the target's own answers (arXiv 2602.06036, recipe of SpecForge).
+"""Training a drafter on the target's own answers (arXiv 2602.06036, 2503.01840; recipes of SpecForge).
 
 Warm-up, a constant rate, and a linear decay over the last part: a run that stopped in the constant part can be
 continued to any length.

@@ -133,10 +133,11 @@ def _positions(state: State, rows: Rows) -> Tensor:
 
 @contextmanager
 def standing_in(llm: LLM, target: Any) -> Iterator[None]:
-    """Has the engine ask `target` inside the block."""
+    """Has the engine ask `target` inside the block, in single steps: captured ones ask the real target."""
     scheduler = llm._scheduler
-    real, scheduler.target = scheduler.target, target
+    real = scheduler.target, scheduler.graphs
+    scheduler.target, scheduler.graphs = target, None
     try:
         yield
     finally:
-        scheduler.target = real
+        scheduler.target, scheduler.graphs = real
