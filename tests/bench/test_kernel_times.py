@@ -1,4 +1,4 @@
-"""`bench/kernels.py` under pytest-benchmark, and the cases that it shares with `bench/run.py ops`."""
+"""`bench/kernel_times.py` under pytest-benchmark, and the cases that it shares with `bench/run.py ops`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import blockpilot_kernels
-import kernels
+import kernel_times as kernels
 import ops
 import run as bench_run
 from blockpilot_kernels import dispatch
@@ -87,7 +87,7 @@ def test_device_times_reach_the_report(tmp_path):
     script.write_text(
         "import sys, types, triton.testing, torch\n"
         f"sys.path[:0] = [{str(Path(kernels.__file__).parent)!r}]\n"
-        "import kernels\n"
+        "import kernel_times as kernels\n"
         f"triton.testing.do_bench_cudagraph = lambda call, return_mode: {[1e3 * s for s in given]!r}\n"
         "case = next(c for c in kernels.CASES if c.op == 'swiglu')\n"
         "on_cpu = types.SimpleNamespace(op=case.op, shape=case.shape, make=lambda device: case.make('cpu'))\n"

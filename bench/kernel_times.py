@@ -1,4 +1,4 @@
-"""Every kernel op by pytest-benchmark: `python -m pytest bench/kernels.py --benchmark-sort=name`.
+"""Every kernel op by pytest-benchmark: `python -m pytest bench/kernel_times.py --benchmark-sort=name`.
 
 The cases are those of `bench/run.py ops`; a backend that differs from the reference fails. On a CPU calls are timed by
 the clock; on CUDA the device is, through a captured graph, so that launching does not count.
