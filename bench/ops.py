@@ -20,6 +20,7 @@ from blockpilot.cli.console import number, table
 from blockpilot_kernels import accept_commit, choose, dispatch, gumbel_noise, philox
 from blockpilot_kernels.block_attention import AttentionTiles, block_attention
 from blockpilot_kernels.draft_tree import draft_tree, largest
+from blockpilot_kernels.head_choice import head_choice
 from blockpilot_kernels.kv_compact import kv_compact
 from blockpilot_kernels.norm_rope import residual_norm, rms_norm, swiglu
 from blockpilot_kernels.prompt_lookup import prompt_lookup
@@ -198,6 +199,17 @@ def _compact(slots: int, nodes: int) -> Case:
     return Case("kv_compact", f"{slots} slots, {nodes} nodes", make, NOT_CPP)
 
 
+def _head(rows: int, ids: int) -> Case:
+    """A drafter's head over the ids that it drafts, and the best of them in each row."""
+
+    def make(device: str) -> Call:
+        head, x = PackedLinear(_random(device, ids, 576)), _random(device, rows, 576)
+        source, greedy = torch.arange(rows, device=device), _full(rows, 0.0, torch.float32, device)
+        return lambda: head_choice(x, head, 1.0, None, None, source, greedy, None)[0]
+
+    return Case("head_choice", f"{rows}x{ids}", make, NOT_CPP)
+
+
 def _lookup(slots: int, columns: int) -> Case:
     def make(device: str) -> Call:
         known = torch.arange(slots * columns, device=device).view(slots, columns)
@@ -221,6 +233,7 @@ CASES = (
     _tree(8, 5, 16, 16),
     _largest(16, 16),
     _compact(8, 8),
+    _head(16, 8192),
     _lookup(8, 1024),
 )
 
