@@ -46,12 +46,20 @@ def pair(request, tmp_path_factory):
     return target, drafter
 
 
+def guess_by_ops(drafter, state, plan, head, noise):
+    """`DFlashDrafter._guess` where the C++ decoder has made the logits."""
+    logits = drafter.draft_logits(state, plan)
+    columns, finite = drafter._draws(state, plan, head, noise).choose(logits)
+    return drafter._vocabulary.ids(columns), finite
+
+
 def answers(pair, monkeypatch, *, fused: bool, dtype: str, asked: list[SamplingParams], poison: bool = False):
     """(ids, steps, accepted, reason) of six requests of six widths in four slots."""
     with monkeypatch.context() as patch:
         if not fused:
             patch.setattr(CppTarget, "verify_commit", None)
             patch.setattr(CppDFlashDrafter, "propose", DFlashDrafter.propose)
+            patch.setattr(CppDFlashDrafter, "_guess", guess_by_ops)
         llm = LLM(pair[0], drafter=pair[1], max_requests=4, max_length=96, dtype=dtype)
         if poison:
             poison_embedding(llm, 7, float("nan"))
