@@ -16,7 +16,7 @@ from blockpilot.output import TokenLogprob
 from blockpilot.params import MAX_STOP_IDS
 from blockpilot.plan import StepPlan, step_plan
 from blockpilot.policies import BlockPolicy
-from blockpilot.recorders import Recorder
+from blockpilot.recorders import Recorder, say_once
 from blockpilot.request import Handle
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
@@ -148,7 +148,11 @@ class Scheduler:
             return handle.params.width
         sampled = getattr(self.policy, "sampled", None)
         if sampled is not None and sampled != (handle.params.temperature > 0):
-            return 1  # it was made for requests of the other kind, which accept drafts at another rate
+            kind, others = ("sampled", "greedy") if sampled else ("greedy", "sampled")
+            say_once(
+                f"the policy was fitted to {kind} answers, so {others} requests without a width decode plain"
+            )
+            return 1  # they accept drafts at another rate
         self.policy_calls += 1
         width = int(self.policy.choose(last_logits)[0])
         widths = self.drafter.window if self.drafter else (1,)

@@ -46,7 +46,7 @@ def test_json_keys(cli_json, fake_llm):
     assert report["speedup"] == report["spec_tokens_per_s"] / report["plain_tokens_per_s"]
     assert set(report["ttft"]) == set(report["seconds"]) == {"plain", "spec"}
     assert [p["id"] for p in report["prompts"]] == list(demo.SHOWN)
-    assert report["settings"]["policy"] == "predictor"
+    assert report["settings"]["policy"] == "bundled"
     assert report["versions"]["torch"] and report["hardware"]["cpu"]
 
 

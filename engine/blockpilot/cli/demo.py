@@ -54,7 +54,7 @@ SeedChoice = Annotated[int, typer.Option("--seed", help="Seed of the answers whe
 
 
 def run(
-    policy: PolicyChoice = "predictor",
+    policy: PolicyChoice = "bundled",
     max_new_tokens: MaxNewTokensOption = 64,
     dtype: DTypeOption = "float32",
     weights: WeightsOption = "auto",

@@ -47,8 +47,8 @@ def find_drafter(source: str | Path) -> Path:
     if not path.exists() and isinstance(source, str) and _HUB_ID.fullmatch(source):
         return hub.download(source)
     raise ValueError(
-        f"no drafter at {str(source)!r}: expected 'bundled', a folder with {CONFIG} and safetensors, or a "
-        "hub id such as 'z-lab/Qwen3-4B-DFlash-b16'"
+        f"no drafter at {str(source)!r}: expected 'bundled', a folder with {CONFIG} and safetensors, or a hub "
+        "id such as 'z-lab/Qwen3-4B-DFlash-b16', each also with '+lookup' behind it, or 'lookup'"
     )
 
 
