@@ -81,9 +81,8 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._side = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._bounds = torch.zeros(
-            2, dtype=torch.int64, device=device
-        )  # steps of a launch at most, its number
+        # Steps of a launch at most, and its number.
+        self._bounds = torch.zeros(2, dtype=torch.int64, device=device)
         self._stopped = _pinned((1,)).zero_()  # launches up to this one are to end
         self._launches = 0
         self._copies: list[tuple[Tensor, Tensor]] = []

@@ -206,9 +206,7 @@ def row_independence() -> Check:
         for threads in sorted({1, before}):
             torch.set_num_threads(threads)
             for dtype in (torch.float32, torch.bfloat16):
-                with dispatch.forced(
-                    "reference"
-                ):  # whatever else is forced: it is torch's products that are probed
+                with dispatch.forced("reference"):  # it is torch's products that are probed
                     independent = tiled_linear.row_independence(dtype=dtype)
                 if not independent:
                     failed.append(f"{str(dtype).removeprefix('torch.')} tiles at {threads} threads")

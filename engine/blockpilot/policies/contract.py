@@ -26,7 +26,11 @@ class Table(Protocol):
 
 @runtime_checkable
 class BlockPolicy(Protocol):
-    """Chooses a request's block width once, after its prefill and before its first step."""
+    """Chooses a request's block width once, after its prefill and before its first step.
+
+    One that is for some requests only says so by an attribute `sampled`: True for those that sample, False for greedy
+    ones. The engine decodes the others plain; without the attribute, or with None, it asks about all.
+    """
 
     @property
     def window(self) -> tuple[int, ...]:
