@@ -37,7 +37,7 @@ TORCH_LIBRARY(blockpilot, m) {
       "int[] feature_layers, Tensor? noise, bool bans, bool filtered) -> (Tensor, int[])";
   const std::string draft = "draft_block" + pass +
                             "int[] sources, int mask, Tensor? draft_ids, Tensor? noise, float temperature, "
-                            "bool bans, Tensor(d!) drafts) -> int";
+                            "bool bans, Tensor(d!) drafts, Tensor? copied=None) -> int";
   m.def(
       "commit_context(Tensor[] weights, Tensor plan, float eps, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor[] state, int[] slots, int[] widths, int[] sources, Tensor features) -> "

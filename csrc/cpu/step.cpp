@@ -98,7 +98,8 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
                     const at::Tensor& sin, at::TensorList state_tensors, at::IntArrayRef slots,
                     at::IntArrayRef widths, at::IntArrayRef sources, int64_t mask,
                     const std::optional<at::Tensor>& draft_ids, const std::optional<at::Tensor>& noise,
-                    double temperature, bool bans, const at::Tensor& drafts) {
+                    double temperature, bool bans, const at::Tensor& drafts,
+                    const std::optional<at::Tensor>& copied) {
   const Decoder d = read_decoder(weights, plan, scalars);
   const Shape& s = d.shape;
   const Cache cache = read_cache(keys, values, s, d.depth());
@@ -108,8 +109,10 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const float* drawn = check_noise(noise, check_sources(sources, members), vocab);
   check_drafts(drafts, state);
   const DraftRules rules = {check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature)};
+  if (copied) check_tensor("copied", *copied, at::kBool, {state.slots});
   state.begin_block();
-  Pass pass = block_rows(state, members, cos, sin, cache, s);
+  Pass pass = block_rows(state, members, cos, sin, cache, s, copied ? copied->contiguous() : at::Tensor());
+  if (pass.rows.empty()) return 0;
 
   const Isa isa = current_isa();
   const Arena::Scope scope(arena());

@@ -110,13 +110,15 @@ std::vector<int64_t> StepState::commit(const Members& members) const {
 }
 
 Pass block_rows(const StepState& state, const Members& members, const at::Tensor& cos, const at::Tensor& sin,
-                const Cache& cache, const Shape& s) {
+                const Cache& cache, const Shape& s, const at::Tensor& left_out) {
   const int64_t covered = check_rope(cos, sin, s);
   TORCH_CHECK_VALUE(state.slots <= cache.slots, "state: expected at most ", cache.slots, " slots, got ",
                     state.slots);
+  const bool* out = left_out.defined() ? left_out.const_data_ptr<bool>() : nullptr;
   Pass pass = empty_pass(cos, sin);
   for (std::size_t i = 0; i < members.slots.size(); ++i) {
     const int64_t r = members.slots[i], rows = std::min(members.widths[i], state.effective[r]);
+    if (out && out[r]) continue;
     const int64_t end = state.cached(r) + state.effective[r];
     TORCH_CHECK_VALUE(rows <= 0 || end <= std::min(cache.capacity, covered), "limit: expected at most ",
                       std::min(cache.capacity, covered), " positions, got ", end);

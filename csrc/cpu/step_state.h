@@ -42,8 +42,9 @@ class StepState {
   at::TensorList tensors_;
 };
 
-// Rows of the blocks' columns that exist, checked against the cache and the rotary tables.
+// Rows of the blocks' columns that exist, checked against the cache and the rotary tables; none of slots that
+// are true in `left_out`, if there is one.
 Pass block_rows(const StepState& state, const Members& members, const at::Tensor& cos, const at::Tensor& sin,
-                const Cache& cache, const Shape& shape);
+                const Cache& cache, const Shape& shape, const at::Tensor& left_out = {});
 
 }  // namespace blockpilot

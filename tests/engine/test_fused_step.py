@@ -129,3 +129,32 @@ def test_a_slot_twice_and_no_columns_are_refused(pair):
     state.tensors = tuple(none)
     with pytest.raises(ValueError, match="at least 1 column"):
         llm.target.verify_commit(state, plan, None)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_slots_that_are_copied_take_no_part(pair, monkeypatch, sampled):
+    """The others' drafts are what they are with all, whoever is left out; those of the left out stay as they were."""
+    llm = LLM(pair[0], drafter=f"{pair[1]}+lookup", max_requests=4, max_length=96)
+    some, shares = llm.drafter._some, set()
+    real = some.propose_some
+
+    def checked(state, plan, noise, copied):
+        whole = real(state, plan, noise, None).tokens.clone()
+        some._tokens.fill_(-7)
+        proposal = real(state, plan, noise, copied)
+        column = torch.arange(1, state.widest)
+        exists = column < state.effective[:, None]
+        expected = torch.where(exists & ~copied[:, None], whole, -7)
+        assert proposal.tokens.tolist() == expected.tolist()
+        shares.add(float(copied[list(plan.drafting[0])].float().mean()))
+        return proposal
+
+    monkeypatch.setattr(some, "propose_some", checked)
+    repeating = [[5, 6, 7] * n for n in (3, 4)]
+    params = replace(SAMPLED if sampled else GREEDY, width=4)
+    llm.generate([*prompts(4, seed=4), *repeating], params)
+    assert 0.0 in shares and len(shares) > 1 and (1.0 in shares or not sampled)
+    with pytest.raises(ValueError, match="copied"):
+        monkeypatch.undo()
+        state, plan = llm._scheduler.state, llm._scheduler._plan({0: llm.submit([3], GREEDY)}, (4,))
+        some.propose_some(state, plan, None, torch.zeros(3, dtype=torch.bool))

@@ -102,6 +102,14 @@ def test_a_second_start_packs_nothing_and_decodes_the_same(folder, pair, packing
     assert not caplog.text
 
 
+def test_copies_of_a_model_do_not_take_turns(folder, pair, packing, tmp_path, caplog):
+    copy = (Path(shutil.copytree(pair[0], tmp_path / "copy")), pair[1])
+    for asked in (pair, copy, pair, copy):
+        start(asked)
+    assert packing == ["target", "drafter"] * 2 and len(list(folder.iterdir())) == 4
+    assert not caplog.text
+
+
 def test_without_a_cache_every_start_packs(folder, pair, packing, monkeypatch):
     monkeypatch.setenv(packed_cache.ENVIRONMENT, "off")
     start(pair), start(pair)

@@ -122,6 +122,15 @@ def test_few_prompts_and_missing_halves_are_said(labels, trained, tmp_path):
     assert found.warnings == () and found.acceptance.split_half.strategies["predictor"].mean == 2.5
 
 
+def test_plain_ahead_of_the_best_fixed_width_is_said(tmp_path):
+    labels = write_labels(tmp_path / "labels.jsonl", *planted(COUNT))
+    costs = dict.fromkeys((1, *WINDOW), 1.0)
+    for slow, said in ((1.0, False), (9.0, True)):
+        cost = costs | dict.fromkeys(WINDOW, slow)
+        report = train(labels, tmp_path / "policy.safetensors", epochs=1, cost=cost)
+        assert any(w.startswith("plain decoding is faster") for w in report.warnings) == said
+
+
 def test_a_call_is_timed_when_asked_and_not_kept_in_the_file(labels, tmp_path):
     path = tmp_path / "policy.safetensors"
     table = torch.zeros(VOCAB, HIDDEN)

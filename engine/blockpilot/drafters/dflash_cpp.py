@@ -108,6 +108,12 @@ class CppDFlashDrafter(DFlashDrafter):
 
     def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
         """As `DFlashDrafter.propose`; chains in one call, unless logits are capped."""
+        return self.propose_some(state, plan, noise, None)
+
+    def propose_some(
+        self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None
+    ) -> Proposal:
+        """See `drafters.lookup.ProposesSome`."""
         if plan.trees is not None or self.config.final_logit_softcapping is not None:
             return super().propose(state, plan, noise)
         self._check_room(state, plan)
@@ -124,6 +130,7 @@ class CppDFlashDrafter(DFlashDrafter):
             noise,
             self._tokens,
             bans=plan.bans,
+            copied=copied,
         )
         return self._chain(state)
 

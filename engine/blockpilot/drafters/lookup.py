@@ -6,6 +6,7 @@ No model and no training: it pays where an answer repeats its prompt or itself, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,14 +53,25 @@ class PromptLookup:
         """Nothing to keep: the state holds what was committed."""
 
 
+@runtime_checkable
+class ProposesSome(Protocol):
+    """A drafter that saves the time of the requests it need not draft for."""
+
+    def propose_some(
+        self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None
+    ) -> Proposal:
+        """As `Drafter.propose`; what is drafted for slots that are true in `copied` [R] bool is arbitrary."""
+
+
 class WithLookup:
     """Another drafter, but a chain is copied from the request itself where its last `SURE` tokens stood before.
 
-    Trees are left as they are.
+    Trees are left as they are. A drafter that can leaves the copied requests out of its pass.
     """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
+        self._some = drafter if isinstance(drafter, ProposesSome) else None
         self.kind = drafter.kind + SUFFIX
         self.fingerprint = f"{drafter.fingerprint}{SUFFIX}-{SURE}-{LONGEST}"
         self.block_size, self.window = drafter.block_size, drafter.window
@@ -75,10 +87,16 @@ class WithLookup:
 
     def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
         """See `Drafter.propose`."""
-        own = self.drafter.propose(state, plan, noise)
-        tokens = prompt_lookup(state.tokens[:, : plan.bound], state.length, own.tokens, SURE, LONGEST)
+        nothing = torch.full_like(state.block[:, 1:], -1)
+        found = prompt_lookup(state.tokens[:, : plan.bound], state.length, nothing, SURE, LONGEST)
+        copied = (found >= 0).all(1)
         if plan.trees is not None:
-            tokens = torch.where((plan.budgets > 0)[:, None], own.tokens, tokens)
+            copied &= plan.budgets == 0
+        if self._some:
+            own = self._some.propose_some(state, plan, noise, copied)
+        else:
+            own = self.drafter.propose(state, plan, noise)
+        tokens = torch.where(copied[:, None], found, own.tokens)
         return Proposal(tokens, own.parent, own.depth, own.nodes)
 
     def commit(self, state: State, plan: StepPlan, features: Tensor) -> None:

@@ -57,7 +57,8 @@ def _product(name: str) -> list[str]:
 
 def _packed_key(checkpoint: Checkpoint, dtype: torch.dtype, weights: str) -> PackedKey:
     source = json.dumps(checkpoint.files)
-    return PackedKey("target", (checkpoint.fingerprint, weights, str(dtype)), source)
+    place = str(checkpoint.path.resolve())
+    return PackedKey("target", (checkpoint.fingerprint, weights, str(dtype), place), source)
 
 
 class CppCache:

@@ -56,7 +56,7 @@ class PackedKey:
     """What packed bytes are made from.
 
     Attributes:
-        kind: "target" or "drafter". model: fingerprints, weight format, dtype: they name the file.
+        kind: "target" or "drafter". model: fingerprints, weight format, dtype, path: they name the file.
         source: state of the files that were read; another one makes a file of the same name stale.
     """
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blockpilot.training.dataset import Examples, best, worth
 from blockpilot.training.held_out import (
+    FEW_PROMPTS,
     LEAST_PROMPTS,
     Bootstrap,
     Group,
@@ -29,6 +30,7 @@ __all__ = [
     "SplitHalf",
     "compare",
     "conclude",
+    "warnings_of",
 ]
 
 
@@ -215,3 +217,33 @@ def _histogram(columns: Tensor, window: tuple[int, ...]) -> dict[int, int]:
 
 def _share(hits: Tensor) -> float:
     return float(hits.double().mean())
+
+
+def warnings_of(
+    held_out: Examples, sections: tuple[Section, Section | None], left_out: int, repeated: int
+) -> tuple[str, ...]:
+    """What a reader of a report must know first; sections: acceptance, and throughput if there is a cost."""
+    found, (acceptance, throughput) = [], sections
+    if throughput is not None and (behind := _behind_plain(throughput)):
+        found.append(behind)
+    if len(held_out) < FEW_PROMPTS:
+        found.append(
+            f"only {len(held_out)} prompts are held out, fewer than {FEW_PROMPTS}: the intervals are rough"
+        )
+    if acceptance.split_half is None:
+        found.append("no split-half oracle: the labels hold no halves of the answers; label again to have it")
+    if left_out:
+        found.append(f"{left_out} held-out prompts are also in the training part and are left out")
+    if repeated:
+        found.append(f"{repeated} evaluation prompts are also among the labels and are left out")
+    return tuple(found)
+
+
+def _behind_plain(section: Section) -> str | None:
+    plain, fixed = (section.strategies.get(name) for name in ("plain", "best_fixed"))
+    if plain is None or fixed is None or plain.mean <= fixed.mean:
+        return None
+    return (
+        f"plain decoding is faster than the best fixed width, {section.best_fixed_width}, on the held-out prompts: "
+        f"{plain.mean:.4g} against {fixed.mean:.4g} tokens/s; drafting does not pay for requests like these"
+    )

@@ -17,9 +17,9 @@ from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, save_policy
 from blockpilot.policies.predictor import Predictor
 from blockpilot.training.costs import Cost, read_cost
 from blockpilot.training.dataset import Examples, LabelSet, best, load_examples, part, worth
-from blockpilot.training.evaluation import Picked, compare, conclude, supported, tau_by_width
+from blockpilot.training.evaluation import Picked, compare, conclude, supported, tau_by_width, warnings_of
 from blockpilot.training.fitting import Fit, TrainSettings, fit_network, torch_threads
-from blockpilot.training.held_out import FEW_PROMPTS, Bootstrap, HeldOutReport, Section, Seeds
+from blockpilot.training.held_out import Bootstrap, HeldOutReport, Section, Seeds
 from blockpilot.training.losses import targets
 from blockpilot.training.randomness import Draw
 
@@ -188,6 +188,7 @@ def _train_and_judge(
     progress("judging on held-out prompts")
     judged = [section(fit, data.objective_cost) for fit in fits]
     acceptance = judged[0] if data.objective_cost is None else section(fits[0], None)
+    throughput = None if data.cost is None else section(fits[0], data.cost)
     report = HeldOutReport(
         objective=data.objective,
         window=train.window,
@@ -196,14 +197,17 @@ def _train_and_judge(
         held_out=len(held_out),
         split=settings.split,
         acceptance=acceptance,
-        throughput=None if data.cost is None else section(fits[0], data.cost),
+        throughput=throughput,
         tau_by_width=tau_by_width(held_out, bootstrap),
         conclusion=conclude(judged[0]),
         loss=settings.loss,
         seeds=Seeds.of(seeds, judged),
         saved=_default(judged[0]),
-        warnings=_warnings(
-            held_out, acceptance, len(data.labels.examples) - len(train) - len(held_out), data.repeated
+        warnings=warnings_of(
+            held_out,
+            (acceptance, throughput),
+            len(data.labels.examples) - len(train) - len(held_out),
+            data.repeated,
         ),
     )
     return fits[0], report
@@ -237,21 +241,6 @@ def _default(section: Section) -> dict[str, Any]:
     """What the default policy is by the section of the objective."""
     fixed = {"kind": "fixed", "width": section.best_fixed_width}
     return {"kind": "predictor"} if supported(section) else fixed
-
-
-def _warnings(held_out: Examples, section: Section, left_out: int, repeated: int) -> tuple[str, ...]:
-    found = []
-    if len(held_out) < FEW_PROMPTS:
-        found.append(
-            f"only {len(held_out)} prompts are held out, fewer than {FEW_PROMPTS}: the intervals are rough"
-        )
-    if section.split_half is None:
-        found.append("no split-half oracle: the labels hold no halves of the answers; label again to have it")
-    if left_out:
-        found.append(f"{left_out} held-out prompts are also in the training part and are left out")
-    if repeated:
-        found.append(f"{repeated} evaluation prompts are also among the labels and are left out")
-    return tuple(found)
 
 
 def _training(fit: Fit, data: TrainingData, settings: TrainSettings) -> dict[str, Any]:

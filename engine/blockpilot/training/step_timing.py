@@ -5,7 +5,8 @@ so every measured step sees exactly `context` cached tokens and one anchor. That
 move of `length`: keys, values and context rows below the anchor are never written again.
 
 A step computes all Σ width rows whatever is accepted, so random prompts, which a drafter seldom guesses, cost
-what real ones do; only detokenising, in `host`, grows with the accepted tokens. Requests are greedy: noise and
+what real ones do; only detokenising, in `host`, grows with the accepted tokens. Nothing in them stood before, so a
+drafter with lookup never copies here, and a step that does costs less than is measured. Requests are greedy: noise and
 filters of sampled ones are not in these figures. On CUDA a step is a captured one, awaited: all that the device does
 is `verify`.
 """

@@ -122,6 +122,7 @@ def draft_block(
     drafts: Tensor,
     *,
     bans: bool,
+    copied: Tensor | None = None,
 ) -> int:
     """A block of [anchor, mask, …] per slot through a DFlash drafter; its choices of columns 1 … into `drafts`.
 
@@ -131,6 +132,7 @@ def draft_block(
         rules: mask id; ids of the head's columns, rising [V'] int64, or None; factor on a request's temperature.
         noise: [N, V] of the target's rows; column j takes that of row j − 1. None: every slot is greedy.
         drafts: [slots, at least W − 1] int64, written where a column exists.
+        copied: [slots] bool, slots that take no part, whose drafts stay as they are; None: all do.
 
     Returns:
         how many columns had logits that are not finite; they say the first id.
@@ -143,7 +145,7 @@ def draft_block(
     slots, widths, sources = members
     return torch.ops.blockpilot.draft_block(
         weights, plan, scalars, keys, values, *rope, state, slots, widths, sources,
-        mask, ids, noise, temperature, bans, drafts,
+        mask, ids, noise, temperature, bans, drafts, copied,
     )  # fmt: skip
 
 
