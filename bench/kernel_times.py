@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from blockpilot_kernels import dispatch
-from ops import CASES, Case, backends_of, devices, equal
+from op_cases import CASES, Case
+from ops import backends_of, devices, equal
 
 ROUNDS = 200  # of a device's times, at most
 

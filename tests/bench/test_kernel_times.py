@@ -16,6 +16,7 @@ import torch
 
 import blockpilot_kernels
 import kernel_times as kernels
+import op_cases
 import ops
 import run as bench_run
 from blockpilot_kernels import dispatch
@@ -28,7 +29,7 @@ QUICK = ["--benchmark-max-time=0.01", "--benchmark-min-rounds=2", "-p", "no:xdis
 
 def test_every_op_has_a_case():
     folders = {m.name for m in pkgutil.iter_modules(blockpilot_kernels.__path__) if m.ispkg} - WHOLE_PASSES
-    named = {case.op for case in ops.CASES}
+    named = {case.op for case in op_cases.CASES}
     lacking = {
         f for f in folders if not named & set(importlib.import_module(f"blockpilot_kernels.{f}").__all__)
     }
@@ -36,20 +37,20 @@ def test_every_op_has_a_case():
 
 
 def test_backends_of_a_case():
-    case = next(c for c in ops.CASES if c.op == "choose")
+    case = next(c for c in op_cases.CASES if c.op == "choose")
     assert ops.backends_of(case, "cuda") == ["reference", "triton"]
-    inside = next(c for c in ops.CASES if c.op == "swiglu")
+    inside = next(c for c in op_cases.CASES if c.op == "swiglu")
     assert ops.backends_of(inside, "cpu") == ["reference"]
 
 
 def test_results_agree_and_are_timed(monkeypatch, tmp_path):
     """The cheap cases through the registry, with times."""
-    monkeypatch.setattr(ops, "VOCAB", 200)
+    monkeypatch.setattr(op_cases, "VOCAB", 200)
     monkeypatch.setattr(ops, "_times", lambda *_: [1.0])
     file = tmp_path / "ops.json"
     assert bench_run.main(["ops", "--quick", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
-    assert {row["op"] for row in report["cases"]} == {case.op for case in ops.CASES}
+    assert {row["op"] for row in report["cases"]} == {case.op for case in op_cases.CASES}
     if dispatch.extension_error() is None:
         assert {row["op"] for row in report["cases"] if row["backend"] == "cpp"} >= {"choose", "draft_tree"}
 

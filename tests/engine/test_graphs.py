@@ -4,7 +4,6 @@ by calling the step again, where nothing may be read on the host."""
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,15 +11,13 @@ import pytest
 import torch
 
 from blockpilot import LLM, SamplingParams, graphs
-from blockpilot.graphs import DEPTH, Graphs, Launch, horizon, key_bucket, slot_bucket
-from blockpilot.recorders import Uncaptured, say_once
-from blockpilot.request import Handle
+from blockpilot.graphs import Graphs
+from blockpilot.recorders import say_once
 from blockpilot_kernels.dispatch import forced
 from tests.eagle3 import save_eagle3_drafter
 from tests.engine.inside import change_logits
 from tests.engine.pair import VOCAB, prompts, write_tokenizer
-from tests.engine.test_static import ConstantDrafter, engine
-from tests.no_host_sync import NoHostSync
+from tests.engine.replaying import Replaying
 from tests.specblock import save_specblock_drafter
 from tests.tiny import save_drafter, save_target
 
@@ -32,43 +29,6 @@ MODES = (
     replace(GREEDY, temperature=1.5, seed=7, stop_token_ids=(9, 12), min_new_tokens=6),
 )
 WIDTHS = (4, 1, 8, 3, 2, 6)
-
-
-class Replaying(Uncaptured):
-    """Replays under the mode that forbids host reads, and says that a step takes `seconds`.
-
-    `launches` counts launches by their steps, `records` the captured steps; `broken` fails every capture, `looping`
-    ends a launch when every slot is finished, as a loop on the device does.
-    """
-
-    def __init__(self, seconds: float = 1e-4, broken: bool = False, looping: bool = False) -> None:
-        self.seconds, self.broken, self.looping = seconds, broken, looping
-        self.launches: Counter[int] = Counter()
-        self.records = self.interrupts = self.ended_early = 0
-
-    def record(self, step, ring):
-        if self.broken:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        self.records += 1
-
-        def replay(steps: int) -> None:
-            for _ in range(steps):
-                if self.looping and bool(ring.finished.all()):
-                    self.ended_early += 1
-                    return
-                with NoHostSync():
-                    step()
-
-        return replay
-
-    def launch(self, replay, steps, ring):
-        self.launches[steps] += 1
-        rows, _ = super().launch(replay, steps, ring)()
-        ring.rows.fill_(-1)  # the host has a copy of its own
-        return lambda: (rows, len(rows) * self.seconds)
-
-    def interrupt(self):
-        self.interrupts += 1
 
 
 @pytest.fixture(autouse=True)
@@ -301,55 +261,6 @@ def test_a_failing_step_ends_its_requests_and_no_other(pair, monkeypatch):
             llm.step()
     assert handle.finished and handle.output.finish_reason == "error"
     assert llm.generate([[7, 8]], GREEDY)[0].token_ids == eager(pair).generate([[7, 8]], GREEDY)[0].token_ids
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_recorded_step_needs_no_host(device):
-    """Ring and cursor included; on meta there is no data at all."""
-    target, state, plan = engine(device)
-    plan = replace(plan, logprobs=None)
-    known = Graphs(state, target, ConstantDrafter(), Uncaptured())
-    with torch.inference_mode():
-        known._step(plan)  # lays out the plan's tensors
-        pointers = state.pointers()
-        with NoHostSync():
-            known._step(plan)
-    assert state.pointers() == pointers
-    if device == "cpu":
-        assert int(known._ring.cursor) == 2 and sorted(known._reports(known._ring.rows[1].tolist())) == [
-            0,
-            1,
-            2,
-        ]
-
-
-def handle_of(prompt: int, budget: int | None, width: int, said: int) -> Handle:
-    class Silent:
-        def detokenizer(self):
-            return None
-
-    handle = Handle([3] * prompt, SamplingParams(max_new_tokens=budget), Silent(), None)
-    handle.token_ids = [4] * said
-    handle.stats.width = width
-    return handle
-
-
-def test_horizon_counts_what_is_certain():
-    one = handle_of(10, 20, 4, 1)
-    assert horizon({0: one}, None, 96) == (5, 30)  # ⌈19 / 4⌉ steps, all of the budget in reach
-    assert horizon({0: one}, Launch({0: one}, 3, lambda: ([], 0.0)), 96)[0] == 2
-    assert horizon({0: one}, Launch({0: one}, 5, lambda: ([], 0.0)), 96)[0] == 0
-    other = Launch({0: handle_of(1, 1, 1, 0)}, 5, lambda: ([], 0.0))
-    assert horizon({0: one}, other, 96)[0] == 5  # that of a request that was there before
-    free = handle_of(10, None, 2, 1)
-    assert horizon({0: one, 1: free}, None, 4096) == (DEPTH, 11 + 2 * DEPTH)
-    assert horizon({0: one, 1: free}, None, 24)[0] == 7  # the slot's capacity is a limit too
-
-
-def test_buckets():
-    assert [slot_bucket(h, 12) for h in range(12)] == [1, 2, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12]
-    assert [key_bucket(n, 3000) for n in (1, 512, 513, 1025, 2049)] == [512, 512, 1024, 2048, 3008]
-    assert key_bucket(3, 100) == 128
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures real graphs: needs a CUDA device")

@@ -121,7 +121,7 @@ def fit_network(train: Examples, target: Tensor, architecture: Architecture, set
     fitted, checked = (train.inputs[r] for r in rows)
     fitted_target, checked_target = (target[r] for r in rows)
     network = WidthNetwork(architecture, settings.seed)
-    optimiser = torch.optim.Adam(network.parameters(), lr=float(settings.learning_rate or 0))
+    optimiser = torch.optim.Adam(network.parameters(), lr=float(settings.learning_rate or 0), fused=True)
     order = torch.Generator().manual_seed(settings.seed)
     chosen = Fit(network, 0, float("inf"))
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global stream
