@@ -49,6 +49,8 @@ SOURCES = [
     "csrc/cpu/drafting.cpp",
     "csrc/cpu/eagle.cpp",
     "csrc/cpu/eagle_ops.cpp",
+    "csrc/cpu/specblock.cpp",
+    "csrc/cpu/specblock_ops.cpp",
     "csrc/cpu/step.cpp",
     "csrc/cpu/step_state.cpp",
     "csrc/cpu/move_places.cpp",

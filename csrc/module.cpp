@@ -47,19 +47,24 @@ TORCH_LIBRARY(blockpilot, m) {
   m.def(
       "context_append(Tensor[] weights, Tensor plan, float eps, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor features, Tensor slot, Tensor position, Tensor exists) -> ()");
-  const std::string eagle =
+  const std::string layers =
       "(Tensor[] weights, Tensor plan, float eps, Tensor(a!) keys, Tensor(b!) values, Tensor cos, Tensor "
       "sin, ";
   const std::string eagle_forward =
-      "eagle_forward" + eagle +
+      "eagle_forward" + layers +
       "Tensor x, bool fuse, Tensor tokens, Tensor slot, Tensor position, Tensor exists, Tensor extent, "
       "Tensor head_rows, Tensor? path=None) -> (Tensor, Tensor)";
-  const std::string draft_chain =
-      "draft_chain" + eagle +
+  const std::string drafts =
       "Tensor(c!)[] state, int[] slots, int[] widths, int[] sources, Tensor pending, Tensor? draft_ids, "
       "Tensor? noise, float temperature, bool bans, Tensor(d!) drafts) -> int";
+  const std::string specblock_forward =
+      "specblock_forward" + layers +
+      "Tensor x, bool features, Tensor tokens, Tensor[] where, Tensor exists, Tensor extent, Tensor "
+      "head_rows) -> (Tensor, Tensor, Tensor)";
   m.def(eagle_forward.c_str());
-  m.def(draft_chain.c_str());
+  m.def(specblock_forward.c_str());
+  m.def(("draft_chain" + layers + drafts).c_str());
+  m.def(("specblock_chain" + layers + drafts).c_str());
   m.def("packed_linear(Tensor x, Tensor weights, Tensor record, int rounding) -> Tensor");
   m.def("weighted_rows(Tensor p, Tensor weights, Tensor record) -> Tensor");
 }

@@ -43,7 +43,7 @@ void append_context(const ModelKernels& k, const Context& c, const Cache& cache,
       const int64_t half = s.head_dim / 2;
       float* key = made + i * width + 2 * layer * pair;
       remember(k, s, c.key_norms[static_cast<std::size_t>(layer)], cache, layer, row, 0, s.kv_heads,
-               pass.cos + row.position * half, pass.sin + row.position * half, key, key + pair);
+               pass.cos + row.turn * half, pass.sin + row.turn * half, key, key + pair);
     }
   }
 }

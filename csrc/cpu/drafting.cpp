@@ -56,13 +56,27 @@ void ban_stops(const StepState& state, int64_t slot, int64_t position, Draw& dra
   draw.banned_count = state.stops;
 }
 
-Draw draft_draw(const StepState& state, int64_t slot, const float* noise, float factor, int64_t position,
-                bool bans) {
+Draw Rules::draw(const StepState& state, int64_t slot, int64_t source, int64_t depth) const {
   const float own = state.temperature[slot];
-  const float cooled = own > 0.0f ? std::max(own * factor, LOWEST_TEMPERATURE) : 0.0f;
-  Draw draw{noise, {cooled, 1.0f, 0.0f, 0, false}};
-  if (bans) ban_stops(state, slot, position, draw);
+  const float cooled = own > 0.0f ? std::max(own * temperature, LOWEST_TEMPERATURE) : 0.0f;
+  Draw draw{noise ? noise + (source + depth - 1) * vocab : nullptr, {cooled, 1.0f, 0.0f, 0, false}};
+  if (bans) ban_stops(state, slot, state.cached(slot) + depth, draw);
   return draw;
+}
+
+Pending read_pending(const at::Tensor& pending, const StepState& state, int64_t columns) {
+  TORCH_CHECK_VALUE(pending.dim() == 3 && pending.size(1) >= state.widest,
+                    "pending: expected 3 dimensions and room for ", state.widest, " rows, got ",
+                    pending.sizes());
+  check_tensor("pending", pending, at::kFloat, {state.slots, pending.size(1), columns});
+  TORCH_CHECK_VALUE(pending.is_contiguous(), "pending: expected a contiguous tensor");
+  return {pending.const_data_ptr<float>(), pending.size(1), columns};
+}
+
+int64_t Pending::count(const StepState& state, int64_t slot) const {
+  const int64_t most = std::min(state.cached(slot), room), found = state.count[slot];
+  TORCH_CHECK_VALUE(1 <= found && found <= most, "count: expected 1 … ", most, ", got ", found);
+  return found;
 }
 
 }  // namespace blockpilot

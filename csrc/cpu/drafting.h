@@ -24,8 +24,29 @@ void check_drafts(const at::Tensor& drafts, const StepState& state);
 // The stop ids of a slot, if it may not choose them for the token at `position`.
 void ban_stops(const StepState& state, int64_t slot, int64_t position, Draw& draw);
 
-// How a slot's draft of `position` is drawn; `factor` on its request's temperature.
-Draw draft_draw(const StepState& state, int64_t slot, const float* noise, float factor, int64_t position,
-                bool bans);
+// How drafts become ids.
+struct Rules {
+  const float* noise;  // as of `check_noise`
+  int64_t vocab;
+  const int64_t* ids;  // as of `check_draft_ids`
+  float temperature;   // factor on a request's
+  bool bans;           // some slot may not choose its stop ids yet
+
+  // Of a slot's draft `depth` behind the anchor; the packed target row `source` + depth − 1 chooses the same.
+  Draw draw(const StepState& state, int64_t slot, int64_t source, int64_t depth) const;
+};
+
+// Features of the pairs that the last step committed, [slots][room][columns].
+struct Pending {
+  const float* features;
+  int64_t room, columns;
+
+  const float* of(int64_t slot, int64_t pair) const { return features + (slot * room + pair) * columns; }
+
+  // How many of a slot wait: 1 … as many as there are tokens and rows for.
+  int64_t count(const StepState& state, int64_t slot) const;
+};
+
+Pending read_pending(const at::Tensor& pending, const StepState& state, int64_t columns);
 
 }  // namespace blockpilot

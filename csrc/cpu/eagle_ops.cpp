@@ -57,40 +57,19 @@ struct Chain {
   const float* hidden;
 };
 
-// How every draft is drawn.
-struct Rules {
-  const float* noise;  // of the target's rows, [rows][vocabulary]
-  int64_t vocab;
-  const int64_t* ids;  // of the head's columns
-  float temperature;
-  bool bans;
-};
-
-// Features that wait, [slots][room][columns].
-void check_pending(const at::Tensor& pending, const StepState& state, int64_t columns) {
-  TORCH_CHECK_VALUE(pending.dim() == 3 && pending.size(1) >= state.widest,
-                    "pending: expected 3 dimensions and room for ", state.widest, " rows, got ",
-                    pending.sizes());
-  check_tensor("pending", pending, at::kFloat, {state.slots, pending.size(1), columns});
-  TORCH_CHECK_VALUE(pending.is_contiguous(), "pending: expected a contiguous tensor");
-}
-
 // The pairs of every slot that the last step committed, checked like `block_rows`; their features into `x`.
-Pass pending_rows(const StepState& state, const Members& members, const at::Tensor& pending,
-                  const Pass& empty, int64_t most, float* x, std::vector<int64_t>& said) {
+Pass pending_rows(const StepState& state, const Members& members, const Pending& pending, const Pass& empty,
+                  int64_t most, float* x, std::vector<int64_t>& said) {
   Pass pass = empty;
-  const int64_t room = pending.size(1), columns = pending.size(2);
   for (const int64_t r : members.slots) {
     if (state.effective[r] < 1) continue;
-    const int64_t cached = state.cached(r), count = state.count[r];
-    TORCH_CHECK_VALUE(1 <= count && count <= std::min(cached, room), "count: expected 1 … ",
-                      std::min(cached, room), ", got ", count);
+    const int64_t cached = state.cached(r), count = pending.count(state, r);
     TORCH_CHECK_VALUE(cached + state.effective[r] <= most, "limit: expected at most ", most,
                       " positions, got ", cached + state.effective[r]);
     for (int64_t j = 0; j < count; ++j) {
       const int64_t position = cached - count + j, row = static_cast<int64_t>(pass.rows.size());
       said.push_back(state.tokens[r * state.capacity + position + 1]);
-      std::copy_n(pending.const_data_ptr<float>() + (r * room + j) * columns, columns, x + row * columns);
+      std::copy_n(pending.of(r, j), pending.columns, x + row * pending.columns);
       pass.rows.push_back({row, r, position, cached, position});
     }
   }
@@ -138,11 +117,7 @@ std::vector<Choice> choose_drafts(const Isa& isa, const Decoder& d, const StepSt
                                   const Rules& rules, const std::vector<Chain>& chains, int64_t depth,
                                   int64_t threads) {
   std::vector<Draw> draws;
-  for (const Chain& c : chains) {
-    const float* noise = rules.noise ? rules.noise + (c.source + depth - 1) * rules.vocab : nullptr;
-    const int64_t position = state.cached(c.slot) + depth;
-    draws.push_back(draft_draw(state, c.slot, noise, rules.temperature, position, rules.bans));
-  }
+  for (const Chain& c : chains) draws.push_back(rules.draw(state, c.slot, c.source, depth));
   const Input input = {chains[0].hidden, static_cast<int64_t>(chains.size()), d.norm, d.shape.eps};
   return choose_head(isa, {d.head, rules.ids, 1.0f}, d.shape.rounding, input, draws, threads);
 }
@@ -177,12 +152,12 @@ int64_t draft_depths(const Isa& isa, const Eagle& e, const Cache& cache, const S
 int64_t draft_chain(at::TensorList weights, const at::Tensor& plan, double eps, const at::Tensor& keys,
                     const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin,
                     at::TensorList state_tensors, at::IntArrayRef slots, at::IntArrayRef widths,
-                    at::IntArrayRef sources, const at::Tensor& pending,
+                    at::IntArrayRef sources, const at::Tensor& features,
                     const std::optional<at::Tensor>& draft_ids, const std::optional<at::Tensor>& noise,
                     double temperature, bool bans, const at::Tensor& drafts) {
   const Eagle e = read_eagle(weights, plan, eps);
   const Decoder& d = e.decoder;
-  const int64_t hidden = d.shape.hidden, columns = e.fc.columns;
+  const int64_t hidden = d.shape.hidden;
   const Cache cache = read_cache(keys, values, d.shape, 1);
   const StepState state(state_tensors);
   const Members members = state.members(slots, widths);
@@ -190,7 +165,7 @@ int64_t draft_chain(at::TensorList weights, const at::Tensor& plan, double eps, 
   const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,
                        check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature), bans};
   check_drafts(drafts, state);
-  check_pending(pending, state, columns);
+  const Pending pending = read_pending(features, state, e.fc.columns);
   TORCH_CHECK_VALUE(state.slots <= cache.slots, "state: expected at most ", cache.slots, " slots, got ",
                     state.slots);
   state.begin_block();
@@ -199,11 +174,12 @@ int64_t draft_chain(at::TensorList weights, const at::Tensor& plan, double eps, 
   const Arena::Scope scope(arena());
   const Pass empty = empty_pass(cos, sin);
   std::vector<int64_t> said;
-  float* features = arena().take<float>(static_cast<int64_t>(slots.size()) * pending.size(1) * columns);
-  Pass pass = pending_rows(state, members, pending, empty, most, features, said);
+  const int64_t room = static_cast<int64_t>(slots.size()) * pending.room;
+  float* given = arena().take<float>(room * pending.columns);
+  Pass pass = pending_rows(state, members, pending, empty, most, given, said);
   const int64_t rows = static_cast<int64_t>(pass.rows.size());
   float* x = arena().take<float>(rows * hidden);
-  fuse(*isa.model, e, features, rows, pass.threads, x);
+  fuse(*isa.model, e, given, rows, pass.threads, x);
   run_pairs(*isa.model, e, cache, pass, said, x);
   const std::vector<Chain> chains = first_chains(state, members, sources, x, hidden);
   return draft_depths(isa, e, cache, state, rules, chains, empty, drafts);

@@ -109,7 +109,7 @@ void place_rows(const ModelKernels& k, const Shape& s, const Layer& layer, const
   const int64_t rows = static_cast<int64_t>(pass.rows.size()), groups = s.heads / s.kv_heads;
   const int64_t threads = rows * s.heads < HEADS_A_THREAD ? 1 : pass.threads;
   const auto place = [&](int64_t head, bool queries, const Row& row, float* own) {
-    const float *cos = pass.cos + row.position * half, *sin = pass.sin + row.position * half;
+    const float *cos = pass.cos + row.turn * half, *sin = pass.sin + row.turn * half;
     float* keys = own + s.heads * s.head_dim;
     if (!queries)
       return remember(k, s, layer.key_norm, cache, index, row, head, head + 1, cos, sin, keys,
@@ -215,16 +215,28 @@ void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const 
 
 void run_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
                const Pass& pass, const Input& mixing, float* x) {
+  const Arena::Scope scope(arena());
+  float* qkv = arena().take<float>(mixing.rows * (s.heads + 2 * s.kv_heads) * s.head_dim);
+  open_layer(k, s, layer, cache, index, pass, mixing, qkv);
+  close_layer(k, s, layer, cache, index, pass, qkv, x);
+}
+
+void open_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
+                const Pass& pass, const Input& mixing, float* qkv) {
+  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  multiply(k, layer.qkv, s.rounding, mixing, row_pointers(qkv, mixing.rows, width).data(), Epilogue::STORE,
+           pass.threads);
+  place_rows(k, s, layer, cache, index, pass, qkv);
+}
+
+void close_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
+                 const Pass& pass, const float* qkv, float* x) {
   const int64_t rows = static_cast<int64_t>(pass.rows.size()), threads = pass.threads;
-  const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim, attended = s.heads * s.head_dim;
   Arena& memory = arena();
   const Arena::Scope scope(memory);
-  float* qkv = memory.take<float>(rows * width);
-  float* mixed = memory.take<float>(rows * attended);
+  float* mixed = memory.take<float>(rows * s.heads * s.head_dim);
   float* active = memory.take<float>(rows * s.intermediate);
   const std::vector<float*> residual = row_pointers(x, rows, s.hidden);
-  multiply(k, layer.qkv, s.rounding, mixing, row_pointers(qkv, rows, width).data(), Epilogue::STORE, threads);
-  place_rows(k, s, layer, cache, index, pass, qkv);
   attend_rows(k, s, layer, cache, index, pass, qkv, mixed);
   multiply(k, layer.out, s.rounding, {mixed, rows}, residual.data(), Epilogue::ADD, threads);
   multiply(k, layer.gate_up, s.rounding, {x, rows, layer.post_norm, s.eps},

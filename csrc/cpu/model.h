@@ -36,6 +36,7 @@ struct Row {
   int64_t extent;  // places of its slot that hold keys once this pass has written
   int64_t place;   // of its own key and value: `position`, but in a tree of drafts
   Path path = {};
+  int64_t turn = position;  // row of the rotary tables
 };
 
 // Queries that are taken together: those numbered [begin, end) of a KV head and the rows of one slot from
@@ -109,6 +110,14 @@ void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, co
 // The same with queries, keys and values made of `mixing`, a row of which may be wider, in place of normed x.
 void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
                int64_t index, const Pass& pass, const Input& mixing, float* x);
+
+// That in two halves. First `mixing` → qkv [rows][queries, keys, values], rotated; writes keys and values.
+void open_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
+                int64_t index, const Pass& pass, const Input& mixing, float* qkv);
+
+// Then what the pass's rows make of their queries, of which it may have fewer, in x [rows][hidden], in place.
+void close_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
+                 int64_t index, const Pass& pass, const float* qkv, float* x);
 
 // Keys and values of one row and the KV heads [begin, end) into a cache: keys normalised by `norm` unless
 // null, then rotated.

@@ -56,24 +56,15 @@ std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
   return {features, state.commit(members)};
 }
 
-// A drafter's own constants.
-struct DraftRules {
-  const int64_t* ids;  // of the head's columns; null: column and id are the same
-  float temperature;
-};
-
 // Draws of the columns 1 … of every block: column j guesses what target row j − 1 chooses.
 std::vector<Draw> draft_draws(const StepState& state, const Members& members, at::IntArrayRef sources,
-                              const Pass& pass, const DraftRules& rules, const float* noise, int64_t vocab,
-                              bool bans) {
+                              const Pass& pass, const Rules& rules) {
   std::vector<Draw> draws;
   std::size_t member = 0;
   for (const Row& row : pass.rows) {
     const int64_t r = row.slot, column = row.position - state.cached(r);
     while (members.slots[member] != r) ++member;
-    if (column == 0) continue;
-    const float* own = noise ? noise + (sources[member] + column - 1) * vocab : nullptr;
-    draws.push_back(draft_draw(state, r, own, rules.temperature, row.position, bans));
+    if (column > 0) draws.push_back(rules.draw(state, r, sources[member], column));
   }
   return draws;
 }
@@ -106,9 +97,9 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const StepState state(state_tensors);
   const Members members = state.members(slots, widths);
   const int64_t vocab = d.embedding.rows;
-  const float* drawn = check_noise(noise, check_sources(sources, members), vocab);
+  const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,
+                       check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature), bans};
   check_drafts(drafts, state);
-  const DraftRules rules = {check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature)};
   if (copied) check_tensor("copied", *copied, at::kBool, {state.slots});
   state.begin_block();
   Pass pass = block_rows(state, members, cos, sin, cache, s, copied ? copied->contiguous() : at::Tensor());
@@ -126,7 +117,7 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const Input input = {guessing, static_cast<int64_t>(to.size()), d.norm, s.eps};
   const std::vector<Choice> choices =
       choose_head(isa, {d.head, rules.ids, d.logit_scale}, s.rounding, input,
-                  draft_draws(state, members, sources, pass, rules, drawn, vocab, bans), pass.threads);
+                  draft_draws(state, members, sources, pass, rules), pass.threads);
   for (std::size_t i = 0; i < choices.size(); ++i) *to[i] = choices[i].id;
   return std::count_if(choices.begin(), choices.end(), [](const Choice& c) { return !c.finite; });
 }

@@ -11,6 +11,8 @@ import pytest
 
 from blockpilot.drafters.eagle3 import Eagle3Drafter
 from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
+from blockpilot.drafters.specblock import SpecBlockDrafter
+from blockpilot.drafters.specblock_cpp import CppSpecBlockDrafter
 from tests.drafters.rounds import load_pair
 from tests.eagle3 import IDS, save_eagle3_drafter
 from tests.implementations import IMPLEMENTATIONS, require
@@ -109,4 +111,5 @@ def config(targets: dict[str, Path]) -> dict[str, Any]:
 @pytest.fixture
 def reference_path(implementation, monkeypatch):
     """Chains pass by pass where one call drafts a whole block."""
-    monkeypatch.setattr(CppEagle3Drafter, "_draft_chains", Eagle3Drafter._draft_chains)
+    for packed, plain in ((CppEagle3Drafter, Eagle3Drafter), (CppSpecBlockDrafter, SpecBlockDrafter)):
+        monkeypatch.setattr(packed, "_draft_chains", plain._draft_chains)

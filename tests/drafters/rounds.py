@@ -17,6 +17,7 @@ from blockpilot.drafters.dflash_cpp import CppDFlashDrafter
 from blockpilot.drafters.eagle3 import Eagle3Drafter
 from blockpilot.drafters.eagle3_cpp import CppEagle3Drafter
 from blockpilot.drafters.specblock import SpecBlockDrafter
+from blockpilot.drafters.specblock_cpp import CppSpecBlockDrafter
 from blockpilot.plan import StepPlan
 from blockpilot.rows import kv_bound
 from blockpilot.state import State
@@ -32,7 +33,7 @@ NAN = float("nan")
 KINDS: dict[str, tuple[type, type]] = {
     "dflash": (DFlashDrafter, CppDFlashDrafter),
     "eagle3": (Eagle3Drafter, CppEagle3Drafter),
-    "specblock": (SpecBlockDrafter, SpecBlockDrafter),
+    "specblock": (SpecBlockDrafter, CppSpecBlockDrafter),
 }
 SLIDING = {
     "layer_types": ["sliding_attention", "full_attention"],

@@ -82,6 +82,7 @@ def load_drafter(
     from blockpilot.drafters.folder import CONFIG, find_drafter, read_config
     from blockpilot.drafters.lookup import SUFFIX, PromptLookup, WithLookup
     from blockpilot.drafters.specblock import SpecBlockDrafter
+    from blockpilot.drafters.specblock_cpp import CppSpecBlockDrafter
     from blockpilot.targets.cpp_target import CppTarget
 
     asked, how = str(source), (target, max_requests, draft_temperature)
@@ -94,7 +95,7 @@ def load_drafter(
     names = read_config(folder).get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if name in specblock_config.ARCHITECTURES:
-        return SpecBlockDrafter.load(folder, *how)
+        return (CppSpecBlockDrafter if packed else SpecBlockDrafter).load(folder, *how)
     if name in eagle3_config.ARCHITECTURES:
         return (CppEagle3Drafter if packed else Eagle3Drafter).load(folder, *how)
     if isinstance(name, str) and name.startswith("DFlash"):

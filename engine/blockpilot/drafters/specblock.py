@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,11 +20,10 @@ from blockpilot.drafters.specblock_tree import BEAM, grow
 from blockpilot.plan import StepPlan
 from blockpilot.rows import KVCache, Rows, kv_bound, make_rows
 from blockpilot.state import State
-from blockpilot.targets.cpp_target import CppTarget
+from blockpilot.targets import Target
 from blockpilot.targets.layers import DecoderLayer, LayerShape, Pass, own_place
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.norm_rope import rms_norm
-from blockpilot_kernels.packed_decoder import Blocks, packed_rows
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear
 
 Guesses = tuple[Tensor, Tensor, Tensor]  # of M rows: hidden [M, H], the same normed, logits [M, V']
@@ -31,13 +31,19 @@ Guesses = tuple[Tensor, Tensor, Tensor]  # of M rows: hidden [M, H], the same no
 
 class SpecBlockDrafter(PairDrafter):
     """Every pair has K slots, and slot k guesses the k-th id behind it: the last pair's are a draft, and one more pass
-    goes on from slots of it, on PyTorch ops beside any target.
+    goes on from slots of it.
 
     Slot k of pair t lies at place t·K + k of the cache and sees all that comes before it. Its rotary
     position is t + 1 + k. The second block lies behind all pairs and sees the first up to the slot it goes on from.
+
+    Attributes:
+        passes: passes so far.
     """
 
     kind = "specblock"
+    row_tile = TILE
+    cache_bytes = staticmethod(KVCache.bytes_needed)
+    passes = 0
     loader = staticmethod(load_specblock)
 
     def _widths(self) -> tuple[int, ...]:
@@ -48,18 +54,20 @@ class SpecBlockDrafter(PairDrafter):
         cls, config: SpecBlockConfig, max_requests: int, capacity: int, dtype: torch.dtype
     ) -> int:
         """Bytes of weights and an embedding in float32, of the cache, of features that wait, and of a pass's logits."""
-        m, k, shapes = config.model, config.slots, config.expected_tensors().values()
-        weights = sum(s[0] * s[-1] for s in shapes if len(s) == 2) + m.vocab_size * m.hidden_size
+        m, k, shapes = config.model, config.slots, [*config.expected_tensors().values()]
+        shapes.append((m.vocab_size, m.hidden_size))
+        # Matrices are padded to multiples of 32.
+        weights = sum(math.prod(-(-n // 32) * 32 for n in s) for s in shapes if len(s) == 2)
         kv = (m.num_layers, max_requests, m.num_kv_heads, (capacity + BEAM) * k, m.head_dim, dtype)
         pending = 4 * (max_requests + 1) * max(BLOCKS * k + 1, cls.largest_tree) * config.feature_size
         logits = 2 * 4 * config.draft_vocab_size * max(TILE, max_requests * BEAM * k)
-        return 4 * weights + KVCache.bytes_needed(*kv) + pending + logits
+        return 4 * weights + cls.cache_bytes(*kv) + pending + logits
 
     def _build(self, checkpoint: HeadedCheckpoint, target: Any, max_requests: int) -> None:
         c, m, device, dtype = self.config, self.config.model, target.device, target.dtype
         tensors = {k: v.to(device) for k, v in checkpoint.tensors.items()}
         own, names = tensors.get(EMBEDDING), ("condition", "token", "query")
-        self._embedding = embedding_of(target) if own is None else own.to(dtype)
+        self._embedding = target.embedding if own is None else own.to(dtype)
         norms = {n: tensors[f"input_layer.{n}_norm.weight"].float() for n in names}
         self._condition_norm, self._token_norm = norms["condition"], norms["token"]
         queries = tensors["input_layer.position_queries.weight"].float()
@@ -72,50 +80,52 @@ class SpecBlockDrafter(PairDrafter):
         self.layers = [DecoderLayer(tensors, f"layers.{i}.", shape, dtype) for i in range(m.num_layers)]
         shifts = range(m.num_layers - 1 if c.shift else 0)
         self._shift = [PackedLinear(tensors[f"shift_proj.{i}.weight"], None, dtype) for i in shifts]
-        self.norm, self.rank = tensors["norm.weight"].float(), RankHead(tensors, dtype)
-        # The last slots of a block at the end of the context stand beyond it.
-        tables = rope_tables(m.rope, m.head_dim, target.capacity + (BLOCKS + 1) * c.slots)
-        self._cos, self._sin = (t.to(device) for t in tables)
-        places = (target.capacity + BEAM) * c.slots
+        self.norm = tensors["norm.weight"].float()
+        first, second = (PackedLinear(tensors[f"rank_head.{i}.weight"], None, dtype) for i in (0, 2))
+        self.rank = RankHead(first, second, device)
+        self._cos, self._sin = (t.to(device) for t in self._tables(target))
+        places = self._places(target)
         self.cache = KVCache(m.num_layers, max_requests, m.num_kv_heads, places, m.head_dim, dtype, device)
-        self.passes = 0
+
+    def _tables(self, target: Target) -> tuple[Tensor, Tensor]:
+        """Rotary cos and sin; the last slots of a block at the end of the context stand beyond it."""
+        c, m = self.config, self.config.model
+        return rope_tables(m.rope, m.head_dim, target.capacity + (BLOCKS + 1) * c.slots)
+
+    def _places(self, target: Target) -> int:
+        """Places of the cache: those of the target's positions, and the blocks of one tree."""
+        return (target.capacity + BEAM) * self.config.slots
 
     def _remember(self, slot: int, start: int, features: Tensor, said: Tensor) -> None:
         k, dump = self.config.slots, self.cache.dump
-        rows = make_rows((slot,), (len(said) * k,), dump, features.device)
+        rows = make_rows((slot,), (len(said) * k,), dump, features.device, self.row_tile)
         pair, end = rows.column // k, (start + len(said)) * k
         extent = torch.full((dump + 1,), end, device=features.device)
         exists = rows.slot != dump
         number = torch.where(exists, start + pair, 0)
-        condition = self._condition(features[pair])
-        self.run(
-            rows, said[pair], condition, number * k, number, exists, extent, kv_bound(end), rows.every[:0]
-        )
+        where = (number * k, number, exists, extent, kv_bound(end), rows.every[:0])
+        self.run(rows, said[pair], features[pair], *where, features=True)
 
     def first_block(self, state: State, plan: StepPlan) -> tuple[BlockRows, Guesses]:
         """Run the pairs that wait → what the K slots of each request's last say."""
-        k, rows, made = (
-            self.config.slots,
-            pair_rows(plan, self.config.slots),
-            first_rows(plan, self.config.slots),
-        )
+        k = self.config.slots
+        rows, made = pair_rows(plan, k), first_rows(plan, k)
         pair, cached = rows.column // k, state.length - 1
         number, said, exists = self.waiting(state, rows, pair)
         count = torch.where(state.done, 0, state.count)[made.rows.slot]
         head = made.first + (count - 1).clamp(min=0) * k + made.slot
-        condition = self._condition(self._pending[rows.slot, pair])
-        bound = self.bound(plan)
-        return made, self.run(rows, said, condition, number * k, number, exists, cached * k, bound, head)
+        where = (number * k, number, exists, cached * k, self.bound(plan), head)
+        return made, self.run(rows, said, self._pending[rows.slot, pair], *where, features=True)
 
     def bound(self, plan: StepPlan) -> int:
         """Host bound on the places that hold keys."""
-        return min(kv_bound((plan.bound + 1) * self.config.slots), self.cache.k.shape[3])
+        return kv_bound((plan.bound + 1) * self.config.slots)
 
     def run(
         self,
         rows: Rows,
         said: Tensor,
-        condition: Tensor,
+        x: Tensor,
         place: Tensor,
         number: Tensor,
         exists: Tensor,
@@ -123,11 +133,14 @@ class SpecBlockDrafter(PairDrafter):
         bound: int,
         head: Tensor,
         path: Tensor | None = None,
+        *,
+        features: bool = False,
     ) -> Guesses:
         """One pass over packed rows, K of each block one after another; says what the rows `head` [M] say.
 
         Args:
-            said: [N] the block's input id. condition: [N, H]. place: [N] of its slot 0, as attention counts.
+            said: [N] the block's input id. x: [N, ·] `features`, or the hidden states that the blocks go on from.
+            place: [N] of its slot 0, as attention counts.
             number: [N] of its pair. exists: [N]. extent: [S] places that hold keys. path: as in `Target.verify`.
         """
         self.passes += 1
@@ -136,9 +149,10 @@ class SpecBlockDrafter(PairDrafter):
         position = torch.where(exists, place + slot, 0)
         turn = torch.where(exists, number + 1 + slot, 0)
         to = self.cache.destination(rows.slot, own_place(path, position), exists)
+        bound = min(bound, self.cache.k.shape[3])
         step = Pass(rows, position, self._cos[turn], self._sin[turn], to, extent, bound, path)
         parts = (
-            rms_norm(condition, self._condition_norm, eps),
+            rms_norm(self._condition(x) if features else x, self._condition_norm, eps),
             rms_norm(self._embedding[said].float(), self._token_norm, eps),
             self._queries[slot],
         )
@@ -194,11 +208,3 @@ class SpecBlockDrafter(PairDrafter):
 
     def _grow(self, state: State, plan: StepPlan, noise: Tensor | None, chain: Proposal) -> Proposal:
         return grow(self, state, plan, noise, chain)
-
-
-def embedding_of(target: Any) -> Tensor:
-    """The target's table [V, H] as floats."""
-    if not isinstance(target, CppTarget):
-        return target.embedding
-    rows = packed_rows(target.blob, target.embedding_record, torch.arange(target.config.vocab_size))
-    return rows.dequantise() if isinstance(rows, Blocks) else rows

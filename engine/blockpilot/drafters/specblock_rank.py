@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from blockpilot_kernels.draft_tree import largest
-from blockpilot_kernels.tiled_linear import PackedLinear
 
 BRANCHES = (
     2,
@@ -18,6 +17,7 @@ BRANCHES = (
     0,
 )  # by class (rank 1, 2 to 4, 5 to 10, beyond): children of a slot; 0 ends the branching
 MOST = 10
+Product = Callable[[Tensor], Tensor]
 _SEEN = 20  # logits that the features are made of
 
 
@@ -25,16 +25,15 @@ class RankHead:
     """Two products over a slot's normed hidden state and 15 features of its logits.
 
     Args:
-        tensors: with `rank_head.0.weight` [256, H + 15] and `rank_head.2.weight` [4, 256]. dtype: as in `PackedLinear`.
+        first, second: x → x·Wᵀ of `rank_head.0.weight` [256, H + 15] and `rank_head.2.weight` [4, 256].
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        self._first = PackedLinear(tensors["rank_head.0.weight"], None, dtype)
-        self._second = PackedLinear(tensors["rank_head.2.weight"], None, dtype)
-        self._branches = torch.tensor(BRANCHES, device=tensors["norm.weight"].device)
+    def __init__(self, first: Product, second: Product, device: torch.device) -> None:
+        self._first, self._second = first, second
+        self._branches = torch.tensor(BRANCHES, device=device)
 
     def branches(self, normed: Tensor, logits: Tensor) -> Tensor:
-        """normed [M, H], logits [M, V'], M a multiple of 16 → [M] int64 children that each slot should have."""
+        """normed [M, H], logits [M, V'], M as many as the products take → [M] int64 children of each slot."""
         hidden = F.silu(self._first(torch.cat([normed, rank_features(logits)], -1)))
         return self._branches[self._second(hidden).argmax(-1)]
 

@@ -55,13 +55,15 @@ def pair_rows(plan: StepPlan, slots: int) -> Rows:
     """`slots` rows of every pair that may wait."""
     requests, widths, _ = plan.drafting
     counts = tuple(w * slots for w in widths)
-    return _kept(plan, "pairs", slots, 0, lambda: make_rows(requests, counts, plan.dump, plan.device))
+    return _kept(
+        plan, "pairs", slots, 0, lambda: make_rows(requests, counts, plan.dump, plan.device, plan.tile)
+    )
 
 
 def first_rows(plan: StepPlan, slots: int) -> BlockRows:
     """One block of each request that drafts."""
     begins = pair_rows(plan, slots).starts
-    given = (plan.drafting, (1,) * len(begins), begins, slots, plan.dump, plan.device)
+    given = (plan.drafting, (1,) * len(begins), begins, slots, plan)
     return _kept(plan, "first", slots, 0, lambda: _laid_out(*given))
 
 
@@ -78,7 +80,7 @@ def _second(plan: StepPlan, slots: int, width: int, beam: int) -> BlockRows:
     members = tuple(x[0] for x in kept), tuple(x[1] for x in kept), tuple(x[2] for x in kept)
     counts = tuple(beam if trees[r] else 1 for r in members[0])
     above = tuple(begins[r] for r in members[0])
-    return _laid_out(members, counts, above, slots, plan.dump, plan.device)
+    return _laid_out(members, counts, above, slots, plan)
 
 
 def _laid_out(
@@ -86,15 +88,14 @@ def _laid_out(
     counts: tuple[int, ...],
     begins: tuple[int, ...],
     slots: int,
-    dump: int,
-    device: torch.device,
+    plan: StepPlan,
 ) -> BlockRows:
     requests, widths, starts = members
-    rows = make_rows(requests, tuple(n * slots for n in counts), dump, device)
+    rows = make_rows(requests, tuple(n * slots for n in counts), plan.dump, plan.device, plan.tile)
     columns: list[list[int]] = [[], [], []]
     for width, start, begin, n in zip(widths, starts, begins, counts, strict=True):
         for column, value in zip(columns, (begin, start, start + width - 2), strict=True):
             column += [value] * (n * slots)
     pad = [0] * (rows.padded - rows.total)
-    first, anchor, last = (torch.tensor(x + pad, device=device) for x in columns)
+    first, anchor, last = (torch.tensor(x + pad, device=plan.device) for x in columns)
     return BlockRows(rows, slots, first, anchor, last)

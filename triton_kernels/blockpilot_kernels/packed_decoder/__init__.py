@@ -36,8 +36,10 @@ from blockpilot_kernels.packed_decoder.plan import (
     decoder_plan,
     eagle3_plan,
     records_of,
+    specblock_plan,
 )
 from blockpilot_kernels.packed_decoder.rows import packed_rows
+from blockpilot_kernels.packed_decoder.specblock_ops import specblock_chain, specblock_forward
 
 __all__ = [
     "FORMATS",
@@ -67,6 +69,9 @@ __all__ = [
     "quantise_q8_0",
     "records_of",
     "row_independence",
+    "specblock_chain",
+    "specblock_forward",
+    "specblock_plan",
     "stack",
     "verify_commit",
     "weighted_rows",

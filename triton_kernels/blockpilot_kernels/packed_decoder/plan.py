@@ -133,3 +133,22 @@ def context_plan(
 def eagle3_plan(decoder: Tensor, fc: Record, hidden_norm: int, *, norm_before_residual: bool) -> Tensor:
     """The words of `eagle_forward`; `decoder` those of its one layer, whose input is twice as wide."""
     return torch.cat([decoder, torch.tensor([*fc, hidden_norm, int(norm_before_residual)], device="cpu")])
+
+
+def specblock_plan(
+    decoder: Tensor,
+    slots: int,
+    condition: Record,
+    fuse: Record,
+    vectors: Sequence[int],
+    shifts: Sequence[Record],
+) -> Tensor:
+    """The words of `specblock_forward`; `decoder` those of its layers.
+
+    Args:
+        slots: K. condition: features to hidden. fuse: [normed condition; normed embedding] to hidden.
+        vectors: offsets of both norms' weights [H] and of what each slot's query adds to that product [K, H].
+        shifts: of every layer but the first, or none.
+    """
+    words = [slots, *condition, *fuse, *vectors, int(bool(shifts)), *(w for record in shifts for w in record)]
+    return torch.cat([decoder, torch.tensor(words, device="cpu")])
