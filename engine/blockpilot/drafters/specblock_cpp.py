@@ -120,10 +120,32 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
         features: bool = False,
     ) -> Guesses:
         """As `SpecBlockDrafter.run`, where all rows of a block are given the same."""
-        self.passes += 1
         k = self.config.slots
         at = place if path is None else path[:, 1]
         slot, place, at, number = (t[::k] for t in (rows.slot, place, at, number))
+        where = (slot, place, at, number)
+        return self._forward(x[::k], said[::k], where, exists[::k], extent, head, features=features)
+
+    def _remember(self, slot: int, start: int, features: Tensor, said: Tensor) -> None:
+        number = torch.arange(start, start + len(said), device=said.device)
+        place = number * self.config.slots
+        end = (start + len(said)) * self.config.slots
+        extent = torch.full((self.cache.dump + 1,), end, device=said.device)
+        where = (torch.full_like(number, slot), place, place, number)
+        self._forward(features, said, where, torch.ones_like(said, dtype=torch.bool), extent, number[:0])
+
+    def _forward(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        where: tuple[Tensor, Tensor, Tensor, Tensor],
+        exists: Tensor,
+        extent: Tensor,
+        head: Tensor,
+        *,
+        features: bool = True,
+    ) -> Guesses:
+        self.passes += 1
         return specblock_forward(
             self._weights,
             self._plan,
@@ -131,10 +153,10 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
             self.cache.k,
             self.cache.v,
             self._rope,
-            x[::k],
-            said[::k],
-            (slot, place, at, number),
-            exists[::k],
+            x,
+            tokens,
+            where,
+            exists,
             extent,
             head,
             features=features,
