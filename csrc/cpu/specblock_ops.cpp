@@ -58,15 +58,38 @@ std::vector<int64_t> existing(const at::Tensor& asked, int64_t n, int64_t slots,
   return found;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> specblock_forward(
-    at::TensorList weights, const at::Tensor& plan, double eps, const at::Tensor& keys,
-    const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& x,
-    bool features, const at::Tensor& tokens, at::TensorList where, const at::Tensor& exists,
-    const at::Tensor& extent, const at::Tensor& head_rows) {
+using Said = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+// Hidden states, the same normed, and logits, [asked] each: of the rows `made`, which go `to` there; 0
+// elsewhere.
+Said say(const ModelKernels& k, const Decoder& d, const float* made, const std::vector<int64_t>& to,
+         int64_t asked, int64_t threads) {
+  const int64_t hidden = d.shape.hidden, m = static_cast<int64_t>(to.size());
+  at::Tensor states = at::zeros({asked, hidden}, at::kFloat), after = at::zeros_like(states);
+  at::Tensor logits = step_tensor(asked, d.head.rows, at::kFloat);
+  if (m < asked) std::fill_n(logits.mutable_data_ptr<float>(), logits.numel(), 0.0f);
+  const Arena::Scope scope(arena());
+  float* normed = arena().take<float>(m * hidden);
+  std::vector<float*> out;
+  for (int64_t i = 0; i < m; ++i) {
+    const int64_t row = to[static_cast<std::size_t>(i)];
+    k.rms_norm(made + i * hidden, d.norm, hidden, d.shape.eps, normed + i * hidden);
+    std::copy_n(made + i * hidden, hidden, states.mutable_data_ptr<float>() + row * hidden);
+    std::copy_n(normed + i * hidden, hidden, after.mutable_data_ptr<float>() + row * hidden);
+    out.push_back(logits.mutable_data_ptr<float>() + row * d.head.rows);
+  }
+  multiply(k, d.head, d.shape.rounding, {normed, m}, out.data(), Epilogue::STORE, threads);
+  return {states, after, logits};
+}
+
+Said specblock_forward(at::TensorList weights, const at::Tensor& plan, double eps, const at::Tensor& keys,
+                       const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin,
+                       const at::Tensor& x, bool features, const at::Tensor& tokens, at::TensorList where,
+                       const at::Tensor& exists, const at::Tensor& extent, const at::Tensor& head_rows) {
   const SpecBlock b = read_specblock(weights, plan, eps);
   const Decoder& d = b.decoder;
-  const int64_t n = tokens.numel(), hidden = d.shape.hidden,
-                columns = features ? b.condition.columns : hidden;
+  const int64_t n = tokens.numel(), hidden = d.shape.hidden;
+  const int64_t columns = features ? b.condition.columns : hidden;
   const Cache cache = read_cache(keys, values, d.shape, d.depth());
   TORCH_CHECK_VALUE(where.size() == 4, "where: expected slot, place, at and pair, got ", where.size());
   std::vector<int64_t> source, to;
@@ -78,29 +101,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> specblock_forward(
 
   const ModelKernels& k = *current_isa().model;
   const Arena::Scope scope(arena());
-  const int64_t count = blocks.count(), m = static_cast<int64_t>(rows.size());
+  const int64_t count = blocks.count(), threads = blocks.pass.threads;
   float* from = arena().take<float>(count * columns);
   float* conditions = features ? arena().take<float>(count * hidden) : from;
   for (int64_t i = 0; i < count; ++i)
     std::copy_n(given.const_data_ptr<float>() + source[static_cast<std::size_t>(i)] * columns, columns,
                 from + i * columns);
-  if (features) make_conditions(k, b, from, count, blocks.pass.threads, conditions);
-  float *made = arena().take<float>(m * hidden), *normed = arena().take<float>(m * hidden);
+  if (features) make_conditions(k, b, from, count, threads, conditions);
+  float* made = arena().take<float>(static_cast<int64_t>(rows.size()) * hidden);
   run_blocks(k, b, cache, blocks, conditions, rows, made);
-  at::Tensor states = at::zeros({asked.numel(), hidden}, at::kFloat), after = at::zeros_like(states);
-  at::Tensor logits = step_tensor(asked.numel(), d.head.rows, at::kFloat);
-  std::vector<float*> said;
-  // A row that does not exist says 0.
-  if (m < asked.numel()) logits.zero_();
-  for (int64_t i = 0; i < m; ++i) {
-    const int64_t row = to[static_cast<std::size_t>(i)];
-    k.rms_norm(made + i * hidden, d.norm, hidden, d.shape.eps, normed + i * hidden);
-    std::copy_n(made + i * hidden, hidden, states.mutable_data_ptr<float>() + row * hidden);
-    std::copy_n(normed + i * hidden, hidden, after.mutable_data_ptr<float>() + row * hidden);
-    said.push_back(logits.mutable_data_ptr<float>() + row * d.head.rows);
-  }
-  multiply(k, d.head, d.shape.rounding, {normed, m}, said.data(), Epilogue::STORE, blocks.pass.threads);
-  return {states, after, logits};
+  return say(k, d, made, to, asked.numel(), threads);
 }
 
 // A slot that drafts, and how many ids.

@@ -43,8 +43,11 @@ def requests(slots: int) -> list[tuple[list[int], dict[str, Any]]]:
 
 
 def three_ways(folders: Any, slots: int, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> list[Any]:
-    """What a batch drafts and commits: in one call a step, pass by pass, and on PyTorch's ops."""
-    results = []
+    """What a batch drafts and commits: in one call a step, pass by pass, and on PyTorch's ops.
+
+    One call leaves the keys and values of the passes, but for what it need not compute.
+    """
+    results, kept = [], []
     for implementation, chains in (("cpp", None), ("cpp", SpecBlockDrafter._draft_chains), ("torch", None)):
         with monkeypatch.context() as patched:
             if chains:
@@ -52,6 +55,9 @@ def three_ways(folders: Any, slots: int, monkeypatch: pytest.MonkeyPatch, dtype:
             pair = load_pair(*folders, slots=5, dtype=dtype, implementation=implementation)
             rounds = run(pair, requests(slots), 30)
         results.append((rounds.blocks, rounds.counts, rounds.drafter.passes, int(rounds.drafter.non_finite)))
+        kept.append((rounds.drafter.cache.k, rounds.drafter.cache.v))
+    for one, passes in zip(*kept[:2], strict=True):
+        assert torch.equal(one, torch.where(one == 0, 0, passes))
     return results
 
 
