@@ -20,8 +20,8 @@ TORCH_LIBRARY(blockpilot, m) {
       "Tensor(a!) tokens, Tensor(b!) length, Tensor(c!) done, Tensor(d!) finish, Tensor(e!) accepted, "
       "Tensor(f!) count) -> ()");
   m.def(
-      "draft_tree(Tensor score, Tensor deepest, Tensor budget, int nodes) -> (Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "draft_tree(Tensor score, Tensor deepest, Tensor budget, int nodes, Tensor? cost=None) -> (Tensor, "
+      "Tensor, Tensor, Tensor)");
   m.def(
       "decoder_forward(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor tokens, Tensor slot, Tensor position, Tensor exists, Tensor extent, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -23,6 +24,7 @@ class StepPlan:
         logprobs: number of top log-probabilities wanted, or None.
         tile: the target's `row_tile`: packed rows are padded to a multiple of it.
         trees: node budgets, at least the width; 0 of a slot that drafts a chain. None: all do.
+        cost: of a step whose trees have 1, 2, … nodes; they are cut as `worthwhile` says. None: never.
     """
 
     slots: tuple[int, ...]
@@ -36,6 +38,7 @@ class StepPlan:
     logprobs: int | None = None
     tile: int = TILE
     trees: tuple[int, ...] | None = None
+    cost: tuple[float, ...] | None = None
 
     @cached_property
     def nodes(self) -> tuple[int, ...] | None:
@@ -49,6 +52,15 @@ class StepPlan:
         for slot, tree in zip(self.slots, self.trees or (0,) * len(self.slots), strict=True):
             budgets[slot] = tree
         return torch.tensor(budgets, device=self.device)
+
+    @cached_property
+    def node_cost(self) -> Tensor | None:
+        """[max(nodes)] float32 of `cost`, infinite beyond what it tells; None where no tree is cut."""
+        if self.nodes is None or self.cost is None:
+            return None
+        most = max(self.nodes)
+        known = self.cost[:most]
+        return torch.tensor((*known, *(math.inf,) * (most - len(known))), device=self.device)
 
     @cached_property
     def rows(self) -> Rows:

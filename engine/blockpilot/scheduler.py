@@ -133,32 +133,36 @@ class Scheduler:
         clock.lap("prefill")
         self._deliver({slot: handle}, plan, read_commit(self.state, plan), logprobs, first=True)
         if not handle.finished:
-            width = self._width(handle, logits[None])
+            width, tree = self._shape(handle, logits[None])
             clock.lap("policy")
             if width > 1:
-                assert self.drafter is not None  # _width refuses wider blocks without a drafter
+                assert self.drafter is not None  # _shape refuses wider blocks without a drafter
                 self.drafter.begin(slot, features, handle.prompt)
-            handle.choose_width(width)
+            handle.choose_shape(width, tree)
             self.state.width[slot] = width
             clock.lap("draft")
         self._charge([handle], clock)
 
-    def _width(self, handle: Handle, last_logits: torch.Tensor) -> int:
+    def _shape(self, handle: Handle, last_logits: torch.Tensor) -> tuple[int, int]:
+        """Width and nodes of a tree, 0 for a chain."""
+        tree = handle.params.tree
         if handle.params.width is not None:
-            return handle.params.width
+            return handle.params.width, tree or 0
         sampled = getattr(self.policy, "sampled", None)
         if sampled is not None and sampled != (handle.params.temperature > 0):
             kind, others = ("sampled", "greedy") if sampled else ("greedy", "sampled")
             say_once(
                 f"the policy was fitted to {kind} answers, so {others} requests without a width decode plain"
             )
-            return 1  # they accept drafts at another rate
+            return 1, 0  # they accept drafts at another rate
         self.policy_calls += 1
         width = int(self.policy.choose(last_logits)[0])
         widths = self.drafter.window if self.drafter else (1,)
         if width not in (1, *widths):
             raise ValueError(f"policy chose width {width}; expected one of {widths}")
-        return min(width, handle.params.tree or width)
+        if tree is None:
+            return width, getattr(self.policy, "trees", {}).get(width, 0)
+        return min(width, tree), tree
 
     def _plan(self, handles: dict[int, Handle], widths: Sequence[int]) -> StepPlan:
         """Exactly the rows of these requests, for one step."""
@@ -192,6 +196,7 @@ class Scheduler:
             max(wanted) if wanted else None,
             self.target.row_tile,
             trees,
+            getattr(self.policy, "node_cost", None) if trees else None,
         )
 
     def _run(self) -> None:

@@ -39,8 +39,9 @@ def tree_proposal(
     )
 
     budget = torch.where(state.done, 0, plan.budgets)
+    cost = None if plan.node_cost is None else plan.node_cost[:most]
     candidate, parent, depth, count = draft_tree(
-        table.view(slots, depths, -1), (state.effective - 1).clamp(min=0), budget, most
+        table.view(slots, depths, -1), (state.effective - 1).clamp(min=0), budget, most, cost
     )
     cell = (depth - 1).clamp(min=0) * ids.shape[1] + candidate
     drafted = tokens.view(slots, -1).gather(1, cell)
