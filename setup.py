@@ -51,6 +51,7 @@ SOURCES = [
     "csrc/cpu/eagle_ops.cpp",
     "csrc/cpu/step.cpp",
     "csrc/cpu/step_state.cpp",
+    "csrc/cpu/step_tree.cpp",
     "csrc/cpu/move_places.cpp",
     "csrc/cpu/model_default.cpp",
 ]

@@ -34,7 +34,7 @@ TORCH_LIBRARY(blockpilot, m) {
       "Tensor sin, Tensor(c!)[] state, int[] slots, int[] widths, ";
   const std::string verify =
       "verify_commit" + pass +
-      "int[] feature_layers, Tensor? noise, bool bans, bool filtered) -> (Tensor, int[])";
+      "int[] feature_layers, Tensor? noise, bool bans, bool filtered, Tensor[] drafted) -> (Tensor, int[])";
   const std::string draft = "draft_block" + pass +
                             "int[] sources, int mask, Tensor? draft_ids, Tensor? noise, float temperature, "
                             "bool bans, Tensor(d!) drafts, Tensor? copied=None) -> int";

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from blockpilot.drafters import Drafter
+from blockpilot.drafters import Drafter, Proposal
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.targets import Target
@@ -63,22 +63,24 @@ def run_step(
     The emitted token at each position is the target's own choice there (argmax, or the Gumbel draw of its
     seed and position), so what the drafter proposes decides only how many of them one step yields.
     """
-    fused = plan.logprobs is None and plan.nodes is None and target.verify_commit is not None
+    fused = plan.logprobs is None and target.verify_commit is not None
     if plan.drafts or not fused:
         begin_block(state)
     noise = draw_noise(state, plan, target.config.vocab_size)
     tree: Tree | None = None
+    trees: tuple[Proposal, ...] = ()
     if plan.drafts:
         assert drafter is not None  # widths above 1 are refused at admission without a drafter
         proposal = drafter.propose(state, plan, noise)
         state.block[:, 1:] = proposal.tokens
-        tree = plant(state, plan, proposal) if plan.nodes else None
+        trees = (proposal,) if plan.nodes else ()
+        tree = plant(state, plan, proposal) if plan.nodes and not fused else None
     clock.lap("draft")
 
     reports = logprobs = None
     if fused:
         assert target.verify_commit is not None
-        features, numbers = target.verify_commit(state, plan, noise)
+        features, numbers = target.verify_commit(state, plan, noise, *trees)
         reports = _reports(numbers)
         clock.lap("verify")
     else:

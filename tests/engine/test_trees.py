@@ -111,11 +111,12 @@ class Straight(TreeDrafter):
         return replace(chain, nodes=torch.where(state.done, 0, state.effective))
 
 
+@pytest.mark.parametrize("logprobs", [None, 2], ids=["one call", "op by op"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("width", [2, 4, WIDEST])
-def test_a_chain_as_a_tree_is_the_chain(width, mode):
+def test_a_chain_as_a_tree_is_the_chain(width, mode, logprobs):
     """Same tokens, steps and counters, with nodes to spare and without."""
-    params = replace(MODES[mode], logprobs=2)
+    params = replace(MODES[mode], logprobs=logprobs)
     asked = prompts(3, seed=12)
     results = []
     for tree in (None, width, LARGEST):
