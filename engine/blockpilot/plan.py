@@ -68,6 +68,16 @@ class StepPlan:
         return make_rows(self.slots, self.nodes or self.widths, self.dump, self.device, self.tile)
 
     @cached_property
+    def noisy(self) -> Tensor | None:
+        """Packed rows whose noise is read, as a node takes that of its depth's row; None: all of them."""
+        if self.nodes is None:
+            return None
+        parts = zip(self.rows.starts, self.nodes, self.widths, strict=True)
+        read = [row for start, nodes, width in parts for row in range(start, start + min(nodes, width))]
+        read += range(self.rows.total, self.rows.padded)
+        return torch.tensor(read, device=self.device)
+
+    @cached_property
     def greedy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[N] temperature, top_k, top_p and min_p of rows that neither sample nor filter."""
         zero = torch.zeros(self.rows.padded, device=self.device)

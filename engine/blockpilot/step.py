@@ -135,10 +135,18 @@ def chosen_position(state: State, plan: StepPlan) -> Tensor:
 
 
 def draw_noise(state: State, plan: StepPlan, vocab: int) -> Tensor | None:
-    """Gumbel noise [N, V] of the token each target row chooses, shared with the drafter; None if all greedy."""
+    """Gumbel noise [N, V] of the token each target row chooses, shared with the drafter; None if all greedy.
+
+    Of trees the rows beyond a block's width, which share others' positions, hold anything.
+    """
     if not plan.sampled:
         return None
-    return gumbel_noise(state.seed[plan.rows.slot], chosen_position(state, plan), vocab)
+    seed, position = state.seed[plan.rows.slot], chosen_position(state, plan)
+    read = plan.noisy
+    if read is None:
+        return gumbel_noise(seed, position, vocab)
+    drawn = gumbel_noise(seed.index_select(0, read), position.index_select(0, read), vocab)
+    return drawn.new_empty(len(seed), vocab).index_copy_(0, read, drawn)
 
 
 def choose_rows(
