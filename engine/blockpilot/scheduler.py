@@ -277,7 +277,9 @@ class Scheduler:
     ) -> None:
         """Hand over what the last commit wrote."""
         for i, (handle, report) in enumerate(zip(handles.values(), reports, strict=True)):
-            entries = _entries(logprobs, plan, i, report.tokens, handle.params.logprobs)
+            top, entries = handle.params.logprobs, None
+            if logprobs is not None and top is not None:
+                entries = logprobs.entries(plan.rows.starts[i], report.tokens, top)
             self._hand_over(handle, report, entries, first)
 
     def _hand_over(
@@ -288,21 +290,3 @@ class Scheduler:
             handle.count_step(report.effective, report.accepted, delivered)
         if handle.finished:
             self._retire(handle)
-
-
-def _entries(
-    logprobs: Logprobs | None, plan: StepPlan, i: int, tokens: list[int], top: int | None
-) -> list[TokenLogprob] | None:
-    """Log-probability entries of the i-th slot's committed tokens."""
-    if logprobs is None or top is None:
-        return None
-    at = slice(plan.rows.starts[i], plan.rows.starts[i] + len(tokens))
-    chosen, ids, values = (
-        logprobs.chosen[at].tolist(),
-        logprobs.top_ids[at].tolist(),
-        logprobs.top[at].tolist(),
-    )
-    return [
-        TokenLogprob(t, c, tuple(zip(ids[j][:top], values[j][:top], strict=True)))
-        for j, (t, c) in enumerate(zip(tokens, chosen, strict=True))
-    ]

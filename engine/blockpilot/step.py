@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from blockpilot.drafters import Drafter, Proposal
+from blockpilot.output import TokenLogprob
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.targets import Target
@@ -28,6 +29,15 @@ class Logprobs:
     def of(self, rows: Tensor) -> Logprobs:
         """Those of packed rows [N]."""
         return Logprobs(self.chosen[rows], self.top_ids[rows], self.top[rows])
+
+    def entries(self, start: int, tokens: list[int], top: int) -> list[TokenLogprob]:
+        """Those of `tokens`, which the rows from `start` on committed, each with the `top` likeliest ids."""
+        at = slice(start, start + len(tokens))
+        chosen, ids, values = (t[at].tolist() for t in (self.chosen, self.top_ids, self.top))
+        return [
+            TokenLogprob(t, c, tuple(zip(ids[j][:top], values[j][:top], strict=True)))
+            for j, (t, c) in enumerate(zip(tokens, chosen, strict=True))
+        ]
 
 
 @dataclass(frozen=True)
