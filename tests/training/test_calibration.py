@@ -205,7 +205,9 @@ def test_the_cost_of_nodes_is_a_line_that_never_falls():
         StepCost(t.requests, t.context, 6, 15, t.ms, n) for t, n in zip(dip, (1, 2, 5, 9) * 4, strict=True)
     )
     cost = calibration(trees=dip).node_cost(6, 9)
-    assert cost[1] == cost[2] == cost[3] == cost[4] < cost[8]
+    level = (modelled(1, 100, 3) + modelled(1, 100, 2)) / 2  # what was measured at 2 and at 5 nodes
+    assert cost == pytest.approx([modelled(1, 100, 2), *4 * [level], *cost[5:]])
+    assert level < cost[5] < cost[8] == modelled(1, 100, 10)
 
 
 def test_trees_that_were_not_measured_are_refused(edited):

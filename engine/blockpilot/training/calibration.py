@@ -12,7 +12,6 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -159,7 +158,7 @@ class Calibration:
 
     def node_cost(self, width: int, nodes: int) -> tuple[float, ...]:
         """Milliseconds of a step whose trees of blocks of `width` have 1 … `nodes` nodes, at the smallest context and
-        number of requests: a line between measured points that never falls.
+        number of requests: lines between points that never fall, the nearest such to those measured.
 
         Raises:
             ValueError: no such trees, or none as large, were measured.
@@ -171,7 +170,8 @@ class Calibration:
                 f"trees: expected measured ones of width {width} with up to {nodes} nodes, got "
                 f"{points[-1][0] if points else 'none'}; measure with `blockpilot calibrate --trees {width}/{nodes}`"
             )
-        return tuple(accumulate((_between(points, n) for n in range(1, nodes + 1)), max))
+        rising = _rising(points)
+        return tuple(_between(rising, n) for n in range(1, nodes + 1))
 
     def fits(self) -> tuple[Fit, ...]:
         """The cost model's constants at every context; empty unless two widths above 1 were measured."""
@@ -262,6 +262,20 @@ def _between(points: Sequence[tuple[int, float]], at: float) -> float:
         return points[min(i, len(points) - 1)][1]
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Of all sequences over the same places that never fall, the one of least squares (adjacent violators pooled)."""
+    pools: list[tuple[float, int]] = []
+    for _, mean in points:
+        count = 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean = (before * more + mean * count) / (more + count)
+            count += more
+        pools.append((mean, count))
+    means = [mean for mean, count in pools for _ in range(count)]
+    return [(x, mean) for (x, _), mean in zip(points, means, strict=True)]
 
 
 def _fit(context: int, rows: Sequence[StepCost]) -> Fit:
