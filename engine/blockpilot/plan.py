@@ -54,6 +54,12 @@ class StepPlan:
         return torch.tensor(budgets, device=self.device)
 
     @cached_property
+    def chains(self) -> bool:
+        """Whether some slot drafts a chain."""
+        trees = self.trees or (0,) * len(self.slots)
+        return any(w > 1 and not t for w, t in zip(self.widths, trees, strict=True))
+
+    @cached_property
     def node_cost(self) -> Tensor | None:
         """[max(nodes)] float32 of `cost`, infinite beyond what it tells; None where no tree is cut."""
         if self.nodes is None or self.cost is None:
