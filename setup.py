@@ -53,6 +53,7 @@ SOURCES = [
     "csrc/cpu/specblock_ops.cpp",
     "csrc/cpu/step.cpp",
     "csrc/cpu/step_state.cpp",
+    "csrc/cpu/step_tree.cpp",
     "csrc/cpu/move_places.cpp",
     "csrc/cpu/model_default.cpp",
 ]

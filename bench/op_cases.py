@@ -160,7 +160,8 @@ def _tree(slots: int, depth: int, candidates: int, nodes: int) -> Case:
     def make(device: str) -> Call:
         score = -_random(device, slots, depth, candidates).abs().sort(-1).values
         deepest, budget = (_full(slots, value, torch.int64, device) for value in (depth, nodes))
-        return lambda: torch.stack(draft_tree(score, deepest, budget, nodes)[:3])
+        cost = _full(nodes, 1.0, torch.float32, device)  # all nodes are kept, but the rule is asked
+        return lambda: torch.stack(draft_tree(score, deepest, budget, nodes, cost)[:3])
 
     return Case("draft_tree", f"{slots} slots, {nodes} nodes", make)
 

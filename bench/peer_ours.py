@@ -28,7 +28,7 @@ def arms(prefix: str = "", **options: Any) -> tuple[Arm, ...]:
 
     def arm(name: str, width: int | None, **chosen: Any) -> Arm:
         probe = partial(_alone, width=width, **chosen) if width is not None and width > 1 else None
-        return Arm(name, "ours", partial(_open, width=width, **chosen), plain, exact=True, probe=probe)
+        return Arm(name, "ours", partial(open_ours, width=width, **chosen), plain, exact=True, probe=probe)
 
     fixed = (arm(f"{prefix}width-{width}", width, **pair) for width in WIDTHS)
     alone = (arm(f"{prefix}without-lookup-{width}", width, **bare) for width in WIDTHS)
@@ -36,17 +36,19 @@ def arms(prefix: str = "", **options: Any) -> tuple[Arm, ...]:
 
 
 @cache
-def _load(setup: Setup, **options: Any) -> LLM:
+def load(setup: Setup, **options: Any) -> LLM:
+    """The engine of these `LLM` options, one for all arms that share them."""
     return LLM(setup.gguf, max_requests=1, max_length=setup.max_length, threads=setup.threads, **options)
 
 
-def _open(setup: Setup, *, width: int | None, **options: Any) -> Decode:
-    return partial(_decode, _load(setup, **options), width)
+def open_ours(setup: Setup, *, width: int | None, tree: int | None = None, **options: Any) -> Decode:
+    """An arm of this package: a width and a tree's nodes as in `SamplingParams`, the rest as in `LLM`."""
+    return partial(_decode, load(setup, **options), width, tree)
 
 
 def _alone(setup: Setup, *, width: int, **options: Any) -> dict[str, Any]:
     """Median seconds of a step's parts, each called again and again with nothing in between."""
-    llm = _load(setup, **options)
+    llm = load(setup, **options)
     scheduler, room = llm._scheduler, setup.max_length - PROBE_CONTEXT
     drafter, target, state = llm.drafter, llm.target, scheduler.state
     assert drafter is not None and isinstance(target, CppTarget)  # what the arms are for
@@ -82,13 +84,14 @@ def _times(call: Callable[[], object]) -> list[float]:
     return times[REPEATS // 4 :]
 
 
-def _decode(llm: LLM, width: int | None, request: Request) -> Run:
+def _decode(llm: LLM, width: int | None, tree: int | None, request: Request) -> Run:
     """Everything `generate` does after prefill counts as decoding, detokenisation included."""
     params = SamplingParams(
         max_new_tokens=request.max_new_tokens,
         temperature=request.temperature,
         seed=request.seed,
         width=width,
+        tree=tree,
     )
     start = time.perf_counter()
     (output,) = llm.generate([request.ids], params)
@@ -100,5 +103,7 @@ def _decode(llm: LLM, width: int | None, request: Request) -> Run:
         decoding=wall - stats.seconds["prefill"],
         steps=None if width == 1 else stats.steps,
         phases=stats.seconds,
+        width=stats.width,
+        tree=stats.tree,
         error=None if output.error is None else f"{type(output.error).__name__}: {output.error}",
     )

@@ -33,6 +33,8 @@ def _bars(panel: Any, speeds: dict[str, dict[str, float]], families: dict[str, s
     medians = [speed["median"] for speed in speeds.values()]
     low = [speed["median"] - speed["min"] for speed in speeds.values()]
     high = [speed["max"] - speed["median"] for speed in speeds.values()]
-    colours = [COLOURS.get(families[arm], "grey") for arm in speeds]
+    others = [family for family in dict.fromkeys(families.values()) if family not in COLOURS]
+    palette = {**COLOURS, **{family: f"C{i}" for i, family in enumerate(others)}}
+    colours = [palette[families[arm]] for arm in speeds]
     panel.barh(list(speeds), medians, xerr=[low, high], color=colours, capsize=2)
     panel.invert_yaxis()

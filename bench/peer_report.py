@@ -140,8 +140,10 @@ def _best(overall: dict[str, Any], arms: Sequence[Arm]) -> dict[str, str]:
     best: dict[str, str] = {}
     for arm in arms:
         rival = best.get(arm.family)
-        speed = _median(overall[arm.name], "tokens_per_s")
-        if speed is not None and (rival is None or speed > (_median(overall[rival], "tokens_per_s") or 0.0)):
+        speed = median_of(overall[arm.name], "tokens_per_s")
+        if speed is not None and (
+            rival is None or speed > (median_of(overall[rival], "tokens_per_s") or 0.0)
+        ):
             best[arm.family] = arm.name
     return best
 
@@ -176,11 +178,13 @@ def _raw(row: Row) -> dict[str, Any]:
     }
 
 
-def _median(found: dict[str, Any], key: str, scale: float = 1.0) -> float | None:
+def median_of(found: dict[str, Any], key: str, scale: float = 1.0) -> float | None:
+    """The median of a `spread`."""
     return found[key]["median"] * scale if found[key] else None
 
 
-def _range(found: dict[str, Any], key: str) -> str:
+def range_of(found: dict[str, Any], key: str) -> str:
+    """Least and greatest of a `spread`, for a table."""
     return f"{found[key]['min']:.1f}–{found[key]['max']:.1f}" if found[key] else "-"
 
 
@@ -199,11 +203,16 @@ def print_report(report: dict[str, Any]) -> None:
         )
         if len(result["datasets"]) > 1:
             _print_datasets(temperature, result)
-    for arm, reason in report["skipped"].items():
-        say(f"skipped {arm}: {reason}")
     for arm, probes in report["probes"].items():
         for name, found in probes.items():
             say(f"{arm} {name}: " + ", ".join(f"{key}: {value:.5f}" for key, value in found.items()))
+    print_outcome(report)
+
+
+def print_outcome(report: dict[str, Any]) -> None:
+    """What was skipped, failed or differs; the last line says whether what must be identical is."""
+    for arm, reason in report["skipped"].items():
+        say(f"skipped {arm}: {reason}")
     for found in report["errors"]:
         fail(f"{found['arm']}: {found['id']} at T={found['temperature']:g}: {found['error']}")
     for found in report["differences"]:
@@ -216,17 +225,17 @@ def print_report(report: dict[str, Any]) -> None:
 def _overall_row(name: str, found: dict[str, Any], best: bool) -> list[str]:
     return [
         f"{name} *" if best else name,
-        number(_median(found, "tokens_per_s"), 1),
-        _range(found, "tokens_per_s"),
-        number(_median(found, "ratio")),
-        number(_median(found, "first_token_s", 1000), 0),
+        number(median_of(found, "tokens_per_s"), 1),
+        range_of(found, "tokens_per_s"),
+        number(median_of(found, "ratio")),
+        number(median_of(found, "first_token_s", 1000), 0),
         number(found["tau"]),
         f"{found['ceiling']:.1f} {found['of_ceiling']:.0%}" if "ceiling" in found else "-",
-        _same(found),
+        same(found),
     ]
 
 
-def _same(found: dict[str, Any]) -> str:
+def same(found: dict[str, Any]) -> str:
     """Whether the answers are the reference's; if not, how many differ and the first token that does."""
     if found["identical"] is None:
         return "-"
@@ -242,4 +251,4 @@ def _print_datasets(temperature: str, result: dict[str, Any]) -> None:
 
 
 def _cell(found: dict[str, Any]) -> str:
-    return number(_median(found, "tokens_per_s"), 1) + (" ≠" if found["identical"] is False else "")
+    return number(median_of(found, "tokens_per_s"), 1) + (" ≠" if found["identical"] is False else "")

@@ -43,6 +43,7 @@ class Run:
         first_token: seconds to the first token. decoding: seconds from there to the last.
         steps: forward passes of a speculative arm after prefill; None elsewhere.
         phases: seconds by phase, where the arm tells them.
+        width, tree: of the block and of its tree, 0 for a chain, where the arm tells them.
         error: why there is no answer.
     """
 
@@ -51,6 +52,8 @@ class Run:
     decoding: float = 0.0
     steps: int | None = None
     phases: dict[str, float] = field(default_factory=dict)
+    width: int = 1
+    tree: int = 0
     error: str | None = None
 
     @property

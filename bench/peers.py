@@ -64,16 +64,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark; their names are those of `run`'s arguments."""
     names = ", ".join(dict.fromkeys(arm.family for arm in ARMS))
     parser.add_argument("--prompts", type=Path, metavar="FILE", action="append", help="JSONL; repeatable")
-    parser.add_argument("--limit", type=_positive, metavar="N", help="prompts of each dataset")
-    parser.add_argument("--max-new-tokens", type=_positive, metavar="N", help="per answer (128; quick: 32)")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="of every arm (torch's default)")
+    parser.add_argument("--limit", type=positive, metavar="N", help="prompts of each dataset")
+    parser.add_argument("--max-new-tokens", type=positive, metavar="N", help="per answer (128; quick: 32)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="of every arm (torch's default)")
     parser.add_argument(
         "--temperature", type=float, metavar="T", action="append", help="repeatable (0 and 1; quick: 0)"
     )
     parser.add_argument("--arms", type=lambda text: text.split(","), help=f"names or {names}, as in ours,a,b")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number of at least one, of an option."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)

@@ -34,6 +34,9 @@ BENCHMARKS = (
     ),
     Benchmark("peers", "bundled pair beside transformers, llama.cpp and dflash, interleaved", "peers"),
     Benchmark(
+        "drafters", "every drafter beside plain decoding: τ, drafting share, tokens/s; projected", "drafters"
+    ),
+    Benchmark(
         "accuracy", "weight formats against float32: logits, KL, top-1, perplexity on 20k tokens", "accuracy"
     ),
     Benchmark(

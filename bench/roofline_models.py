@@ -17,7 +17,11 @@ POLICY_HIDDEN, POLICY_WIDTHS = 2048, 5  # the published predictor: two hidden la
 
 @dataclass(frozen=True)
 class Stack:
-    """Decoder layers: grouped-query attention and SwiGLU, no biases; `qk_norm`: a norm on every query and key head."""
+    """Decoder layers: grouped-query attention and SwiGLU, no biases.
+
+    Attributes:
+        qk_norm: a norm on every query and key head. inputs: hidden states that queries, keys and values are made of.
+    """
 
     layers: int
     hidden: int
@@ -26,17 +30,18 @@ class Stack:
     kv_heads: int
     head_dim: int
     qk_norm: bool = True
+    inputs: int = 1
 
     @property
     def context_matrices(self) -> tuple[Matrix, ...]:
         """Key and value projections of every layer."""
-        return self.layers * (((self.kv_heads * self.head_dim), self.hidden),) * 2
+        return self.layers * ((self.kv_heads * self.head_dim, self.inputs * self.hidden),) * 2
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         """Rows and columns of every matrix of every layer."""
         h, q, i = self.hidden, self.heads * self.head_dim, self.intermediate
-        return self.context_matrices + self.layers * ((q, h), (h, q), (i, h), (i, h), (h, i))
+        return self.context_matrices + self.layers * ((q, self.inputs * h), (h, q), (i, h), (i, h), (h, i))
 
     @property
     def norm_values(self) -> int:

@@ -71,16 +71,20 @@ def step_terms(model: Model, sizes: Sizes, load: Load) -> list[Term]:
     """All of a step; plain decoding, width 1, is a verification alone."""
     if load.width == 1:
         return verify_terms(model, sizes, load)
-    return [*draft_terms(model, sizes, load), *verify_terms(model, sizes, load), *_commit(model, sizes, load)]
+    return [
+        *draft_terms(model, sizes, load),
+        *verify_terms(model, sizes, load),
+        *commit_terms(model, sizes, load),
+    ]
 
 
 def verify_terms(model: Model, sizes: Sizes, load: Load) -> list[Term]:
     """The target's pass, its choices and what is accepted."""
     pairs = load.width * load.context + load.width * (load.width + 1) // 2  # causal within the block
     return [
-        *_pass("verify", model.target, sizes, sizes.target, load, pairs),
-        _embedding("verify", model, sizes, load.rows),
-        *_head("verify", model.head, sizes, load.rows),
+        *pass_terms("verify", model.target, sizes, sizes.target, load, pairs),
+        embedding_term("verify", model, sizes, load.rows),
+        *head_terms("verify", model.head, sizes, load.rows),
         Term("verify", "accept", 0, launches=1),
     ]
 
@@ -89,13 +93,14 @@ def draft_terms(model: Model, sizes: Sizes, load: Load) -> list[Term]:
     """The drafter's pass; every column sees the whole block, and all but the anchor's guess a token."""
     pairs = load.width * (load.context + load.width)
     return [
-        *_pass("draft", model.drafter, sizes, sizes.drafter, load, pairs),
-        _embedding("draft", model, sizes, load.rows),
-        *_head("draft", model.draft_head, sizes, load.rows - load.requests),
+        *pass_terms("draft", model.drafter, sizes, sizes.drafter, load, pairs),
+        embedding_term("draft", model, sizes, load.rows),
+        *head_terms("draft", model.draft_head, sizes, load.rows - load.requests),
     ]
 
 
-def _commit(model: Model, sizes: Sizes, load: Load) -> list[Term]:
+def commit_terms(model: Model, sizes: Sizes, load: Load) -> list[Term]:
+    """Context rows of a DFlash drafter, of all columns."""
     made = model.context_matrices
     size, flops = sizes.matrices(sizes.drafter, *made), 2 * load.rows * values(*made)
     size += NORM_BYTES * model.drafter.hidden
@@ -123,7 +128,7 @@ def resident_bytes(model: Model, sizes: Sizes, load: Load) -> float:
     return target + draft + places * (model.target.kv_values + model.drafter.kv_values)
 
 
-def _pass(phase: str, stack: Stack, sizes: Sizes, each: float, load: Load, pairs: int) -> list[Term]:
+def pass_terms(phase: str, stack: Stack, sizes: Sizes, each: float, load: Load, pairs: int) -> list[Term]:
     """Layers over all rows; `pairs` of a query and a key that it sees in one request."""
     shapes = stack.matrices
     moved = load.context + 2 * load.width  # the slot is read, the block in it was written before
@@ -137,11 +142,13 @@ def _pass(phase: str, stack: Stack, sizes: Sizes, each: float, load: Load, pairs
     ]
 
 
-def _embedding(phase: str, model: Model, sizes: Sizes, rows: int) -> Term:
+def embedding_term(phase: str, model: Model, sizes: Sizes, rows: int) -> Term:
+    """Rows of the target's embedding."""
     return Term(phase, "embedding", rows * model.target.hidden * sizes.target, launches=1)
 
 
-def _head(phase: str, head: Matrix, sizes: Sizes, rows: int) -> list[Term]:
+def head_terms(phase: str, head: Matrix, sizes: Sizes, rows: int) -> list[Term]:
+    """Logits of these rows, written and read."""
     size, flops = sizes.matrices(sizes.target, head), 2 * rows * values(head)
     logits = 2 * rows * head[0] * LOGIT_BYTES
     return [

@@ -20,8 +20,8 @@ TORCH_LIBRARY(blockpilot, m) {
       "Tensor(a!) tokens, Tensor(b!) length, Tensor(c!) done, Tensor(d!) finish, Tensor(e!) accepted, "
       "Tensor(f!) count) -> ()");
   m.def(
-      "draft_tree(Tensor score, Tensor deepest, Tensor budget, int nodes) -> (Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "draft_tree(Tensor score, Tensor deepest, Tensor budget, int nodes, Tensor? cost=None) -> (Tensor, "
+      "Tensor, Tensor, Tensor)");
   m.def(
       "decoder_forward(Tensor[] weights, Tensor plan, float[] scalars, Tensor(a!) keys, Tensor(b!) values, "
       "Tensor cos, Tensor sin, Tensor tokens, Tensor slot, Tensor position, Tensor exists, Tensor extent, "
@@ -34,7 +34,7 @@ TORCH_LIBRARY(blockpilot, m) {
       "Tensor sin, Tensor(c!)[] state, int[] slots, int[] widths, ";
   const std::string verify =
       "verify_commit" + pass +
-      "int[] feature_layers, Tensor? noise, bool bans, bool filtered) -> (Tensor, int[])";
+      "int[] feature_layers, Tensor? noise, bool bans, bool filtered, Tensor[] drafted) -> (Tensor, int[])";
   const std::string draft = "draft_block" + pass +
                             "int[] sources, int mask, Tensor? draft_ids, Tensor? noise, float temperature, "
                             "bool bans, Tensor(d!) drafts, Tensor? copied=None) -> int";

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -33,16 +34,32 @@ int64_t best_parent(const std::vector<Node>& nodes, const Scores& score, int64_t
   return at;
 }
 
+// How many of the nodes, found best first, make the most tokens per second; the fewest of equals.
+int64_t worthwhile(const std::vector<Node>& nodes, const float* cost) {
+  float expected = 1.0f, best = 1.0f / cost[0];
+  int64_t count = 1;
+  for (std::size_t n = 1; n < nodes.size(); ++n) {
+    expected += std::exp(nodes[n].total);
+    const float pace = expected / cost[n];
+    if (!(pace > best)) continue;
+    best = pace;
+    count = static_cast<int64_t>(n) + 1;
+  }
+  return count;
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> draft_tree(const at::Tensor& score,
                                                                       const at::Tensor& deepest,
-                                                                      const at::Tensor& budget,
-                                                                      int64_t most) {
+                                                                      const at::Tensor& budget, int64_t most,
+                                                                      const std::optional<at::Tensor>& cost) {
   TORCH_CHECK_VALUE(score.dim() == 3, "score: expected 3 dimensions, got ", score.dim());
   TORCH_CHECK_VALUE(most >= 1, "nodes: expected at least 1, got ", most);
   const int64_t slots = score.size(0);
   check_tensor("score", score, at::kFloat, {slots, score.size(1), score.size(2)});
   check_tensor("deepest", deepest, at::kLong, {slots});
   check_tensor("budget", budget, at::kLong, {slots});
+  if (cost) check_tensor("cost", *cost, at::kFloat, {most});
+  const at::Tensor costs = cost ? cost->contiguous() : at::Tensor();
   at::Tensor candidate = at::zeros({slots, most - 1}, deepest.options()), depth = candidate.clone();
   at::Tensor parent = at::full({slots, most - 1}, -1, deepest.options());
   at::Tensor count = at::zeros({slots}, deepest.options());
@@ -66,7 +83,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> draft_tree(const at::
       depth_[r][n] = above.depth + 1;
       nodes.push_back({total, above.depth + 1, 0});
     }
-    count_[r] = static_cast<int64_t>(nodes.size());
+    const int64_t grown = static_cast<int64_t>(nodes.size());
+    count_[r] = cost ? worthwhile(nodes, costs.const_data_ptr<float>()) : grown;
+    for (int64_t n = count_[r]; n < grown; ++n)
+      candidate_[r][n - 1] = depth_[r][n - 1] = 0, parent_[r][n - 1] = -1;
   }
   return {candidate, parent, depth, count};
 }

@@ -1,4 +1,3 @@
-// Keys and values that change their places in the packed decoder's cache.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -6,6 +5,7 @@
 
 #include "checks.h"
 #include "model_kernels.h"
+#include "move_places.h"
 
 namespace blockpilot {
 namespace {
@@ -15,15 +15,6 @@ void check_places(const char* name, const at::Tensor& places, int64_t last) {
     const int64_t value = places.const_data_ptr<int64_t>()[i];
     TORCH_CHECK_VALUE(0 <= value && value <= last, name, ": expected 0 … ", last, ", got ", value);
   }
-}
-
-// One layer, slot and head: keys [chunk][dim][16], values [position][padded dim], in bytes.
-void move_place(char* keys, char* values, int64_t dim, int64_t item, int64_t wide, int64_t from, int64_t to) {
-  const std::size_t size = static_cast<std::size_t>(item);
-  const auto key = [&](int64_t p) { return keys + (p / PANEL * dim * PANEL + p % PANEL) * item; };
-  for (int64_t d = 0; d < dim; ++d)
-    std::memcpy(key(to) + d * PANEL * item, key(from) + d * PANEL * item, size);
-  std::memcpy(values + to * wide, values + from * wide, static_cast<std::size_t>(wide));
 }
 
 void move_places(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& slot,
@@ -41,20 +32,37 @@ void move_places(const at::Tensor& keys, const at::Tensor& values, const at::Ten
   check_places("slot", sl, slots - 1);
   check_places("from", fr, capacity - 1);
   check_places("to", tt, capacity - 1);
-  const int64_t item = keys.element_size(), wide = padded * item;
-  char *k = static_cast<char*>(keys.mutable_data_ptr()), *v = static_cast<char*>(values.mutable_data_ptr());
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t a = fr.const_data_ptr<int64_t>()[i], b = tt.const_data_ptr<int64_t>()[i];
-    if (a == b) continue;
-    for (int64_t layer = 0; layer < layers; ++layer)
-      for (int64_t head = 0; head < heads; ++head) {
-        const int64_t plane = (layer * slots + sl.const_data_ptr<int64_t>()[i]) * heads + head;
-        move_place(k + plane * capacity * dim * item, v + plane * capacity * wide, dim, item, wide, a, b);
-      }
-  }
+  const int64_t item = keys.element_size();
+  const Places places = {static_cast<char*>(keys.mutable_data_ptr()),
+                         static_cast<char*>(values.mutable_data_ptr()),
+                         layers,
+                         slots,
+                         heads,
+                         capacity,
+                         dim,
+                         item,
+                         padded * item};
+  for (int64_t i = 0; i < n; ++i)
+    places.copy(sl.const_data_ptr<int64_t>()[i], fr.const_data_ptr<int64_t>()[i],
+                tt.const_data_ptr<int64_t>()[i]);
 }
 
 }  // namespace
+
+void Places::copy(int64_t slot, int64_t from, int64_t to) const {
+  if (from == to) return;
+  const std::size_t size = static_cast<std::size_t>(item);
+  for (int64_t layer = 0; layer < layers; ++layer)
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t plane = (layer * slots + slot) * heads + head;
+      char *k = keys + plane * capacity * dim * item, *v = values + plane * capacity * wide;
+      const auto key = [&](int64_t p) { return k + (p / PANEL * dim * PANEL + p % PANEL) * item; };
+      for (int64_t d = 0; d < dim; ++d)
+        std::memcpy(key(to) + d * PANEL * item, key(from) + d * PANEL * item, size);
+      std::memcpy(v + to * wide, v + from * wide, static_cast<std::size_t>(wide));
+    }
+}
+
 }  // namespace blockpilot
 
 TORCH_LIBRARY_IMPL(blockpilot, CPU, m) { m.impl("move_places", &blockpilot::move_places); }

@@ -11,15 +11,30 @@
 #include "decoder_pass.h"
 #include "drafting.h"
 #include "step_state.h"
+#include "step_tree.h"
 
 namespace blockpilot {
 namespace {
+
+// Draws of the target's rows: a node's noise is that of the position it chooses, whatever row it is in.
+std::vector<Draw> target_draws(const StepState& state, const Pass& pass, const float* noise, int64_t vocab,
+                               bool bans, bool filtered) {
+  std::vector<Draw> draws;
+  for (const Row& row : pass.rows) {
+    const int64_t r = row.slot, chosen = row.source + row.position - row.place;
+    Draw draw{noise ? noise + chosen * vocab : nullptr,
+              {state.temperature[r], state.top_p[r], state.min_p[r], state.top_k[r], filtered}};
+    if (bans) ban_stops(state, r, row.position + 1, draw);
+    draws.push_back(draw);
+  }
+  return draws;
+}
 
 std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
     at::TensorList weights, const at::Tensor& plan, at::ArrayRef<double> scalars, const at::Tensor& keys,
     const at::Tensor& values, const at::Tensor& cos, const at::Tensor& sin, at::TensorList state_tensors,
     at::IntArrayRef slots, at::IntArrayRef widths, at::IntArrayRef feature_layers,
-    const std::optional<at::Tensor>& noise, bool bans, bool filtered) {
+    const std::optional<at::Tensor>& noise, bool bans, bool filtered, at::TensorList drafted) {
   const Decoder d = read_decoder(weights, plan, scalars);
   const Cache cache = read_cache(keys, values, d.shape, d.depth());
   const StepState state(state_tensors);
@@ -27,33 +42,36 @@ std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
   const int64_t vocab = d.head.rows;
   const float* drawn = check_noise(noise, members.rows, vocab);
   state.begin_block();
-  Pass pass = block_rows(state, members, cos, sin, cache, d.shape);
+  std::optional<StepTrees> trees;
+  if (!drafted.empty()) {
+    for (const Layer& layer : d.layers) TORCH_CHECK_VALUE(layer.causal, "tree: expected causal layers");
+    trees.emplace(state, members, drafted);
+  }
+  Pass pass =
+      trees ? trees->rows(cos, sin, cache, d.shape) : block_rows(state, members, cos, sin, cache, d.shape);
 
   const Isa isa = current_isa();
   const int64_t rows = static_cast<int64_t>(pass.rows.size());
   const Arena::Scope scope(arena());
   float* x = arena().take<float>(rows * d.shape.hidden);
+  const auto cell = [&](const Row& row) {
+    return row.slot * state.widest + row.place - state.cached(row.slot);
+  };
   std::vector<int64_t> ids;
-  std::vector<Draw> draws;
-  for (const Row& row : pass.rows) {
-    const int64_t r = row.slot, column = row.position - state.cached(r);
-    ids.push_back(state.block[r * state.widest + column]);
-    Draw draw{drawn ? drawn + row.source * vocab : nullptr,
-              {state.temperature[r], state.top_p[r], state.min_p[r], state.top_k[r], filtered}};
-    if (bans) ban_stops(state, r, row.position + 1, draw);
-    draws.push_back(draw);
-  }
-  const at::Tensor features = run_rows(*isa.model, d, cache, pass, ids, members.rows, feature_layers, x);
+  for (const Row& row : pass.rows) ids.push_back(state.block[cell(row)]);
+  at::Tensor features = run_rows(*isa.model, d, cache, pass, ids, members.rows, feature_layers, x);
   const Head head = {d.head, nullptr, d.logit_scale};
   const std::vector<Choice> choices =
-      choose_head(isa, head, d.shape.rounding, {x, rows, d.norm, d.shape.eps}, draws, pass.threads);
+      choose_head(isa, head, d.shape.rounding, {x, rows, d.norm, d.shape.eps},
+                  target_draws(state, pass, drawn, vocab, bans, filtered), pass.threads);
   for (std::size_t i = 0; i < choices.size(); ++i) {
-    const Row& row = pass.rows[i];
-    const int64_t at = row.slot * state.widest + row.position - state.cached(row.slot);
-    state.choice[at] = choices[i].id;
-    state.finite[at] = choices[i].finite;
+    state.choice[cell(pass.rows[i])] = choices[i].id;
+    state.finite[cell(pass.rows[i])] = choices[i].finite;
   }
-  return {features, state.commit(members)};
+  if (trees) trees->follow();
+  const std::vector<int64_t> report = state.commit(members);
+  if (trees) trees->gather(cache, d.shape, d.depth(), features);
+  return {features, report};
 }
 
 // Draws of the columns 1 … of every block: column j guesses what target row j − 1 chooses.

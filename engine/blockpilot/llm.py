@@ -49,8 +49,9 @@ class LLM:
         drafter: "bundled", a folder in DFlash, EAGLE-3 or SpecBlock format or a hub id, each also with "+lookup" behind
             it, to copy from the request what stood there before; "lookup" for that alone, a `Drafter`, or None for
             plain decoding.
-        policy: "bundled" or "predictor" (of "bundled+lookup"), a policy file, a width, a `BlockPolicy`, or None for the
-            drafter's block size.
+        policy: "bundled" or "predictor" (of "bundled+lookup"), a policy file, a width, "6/16" for trees of 16 nodes
+            from blocks of width 6, "6/16@FILE" to cut them by the costs of a calibration, a `BlockPolicy`, or None for
+            the drafter's block size.
         device: torch device. dtype: "float32" or "bfloat16": KV cache, float weights, inputs of products.
         weights: "stored" keeps a GGUF file's blocks; "stored-int16" and "stored-int8" round the inputs of products to
             16-bit codes or bytes as well; "dense" makes floats of them; "auto" picks, and `weights` says what.

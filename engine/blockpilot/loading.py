@@ -123,6 +123,7 @@ def resolve_policy(
     name, widths = (drafter.fingerprint, drafter.window) if drafter else ("none", (1,))
     if source is None:
         source = drafter.block_size if drafter else 1
-    policy = load_policy(source, target.fingerprint, name, widths)
+    largest = getattr(drafter, "largest_tree", 0)  # a drafter of somebody else's may know of chains only
+    policy = load_policy(source, target.fingerprint, name, widths, largest)
     policy.bind(target.embedding)
     return policy

@@ -46,7 +46,8 @@ class SamplingParams:
             raw distribution (temperature 1, no filter).
         width: block width for this request, in place of the policy's choice.
         tree: nodes of the tree that is drafted in place of a chain, the anchor included: the likeliest paths that
-            `width` columns hold. At least the width; a wider choice of the policy is cut to it.
+            `width` columns hold. At least the width; a wider choice of the policy is cut to it. None: a chain, or
+            where the policy chooses the width, what it chooses.
     """
 
     max_new_tokens: int | None = 128

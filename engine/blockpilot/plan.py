@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -23,6 +24,7 @@ class StepPlan:
         logprobs: number of top log-probabilities wanted, or None.
         tile: the target's `row_tile`: packed rows are padded to a multiple of it.
         trees: node budgets, at least the width; 0 of a slot that drafts a chain. None: all do.
+        cost: of a step whose trees have 1, 2, … nodes; they are cut as `worthwhile` says. None: never.
     """
 
     slots: tuple[int, ...]
@@ -36,6 +38,7 @@ class StepPlan:
     logprobs: int | None = None
     tile: int = TILE
     trees: tuple[int, ...] | None = None
+    cost: tuple[float, ...] | None = None
 
     @cached_property
     def nodes(self) -> tuple[int, ...] | None:
@@ -51,9 +54,34 @@ class StepPlan:
         return torch.tensor(budgets, device=self.device)
 
     @cached_property
+    def chains(self) -> bool:
+        """Whether some slot drafts a chain."""
+        trees = self.trees or (0,) * len(self.slots)
+        return any(w > 1 and not t for w, t in zip(self.widths, trees, strict=True))
+
+    @cached_property
+    def node_cost(self) -> Tensor | None:
+        """[max(nodes)] float32 of `cost`, infinite beyond what it tells; None where no tree is cut."""
+        if self.nodes is None or self.cost is None:
+            return None
+        most = max(self.nodes)
+        known = self.cost[:most]
+        return torch.tensor((*known, *(math.inf,) * (most - len(known))), device=self.device)
+
+    @cached_property
     def rows(self) -> Rows:
         """Every block column or node of every active slot."""
         return make_rows(self.slots, self.nodes or self.widths, self.dump, self.device, self.tile)
+
+    @cached_property
+    def noisy(self) -> Tensor | None:
+        """Packed rows whose noise is read, as a node takes that of its depth's row; None: all of them."""
+        if self.nodes is None:
+            return None
+        parts = zip(self.rows.starts, self.nodes, self.widths, strict=True)
+        read = [row for start, nodes, width in parts for row in range(start, start + min(nodes, width))]
+        read += range(self.rows.total, self.rows.padded)
+        return torch.tensor(read, device=self.device)
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

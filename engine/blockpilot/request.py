@@ -54,10 +54,10 @@ class Handle:
     def text(self) -> str:
         return "".join(self._text)
 
-    def choose_width(self, width: int) -> None:
-        """Fix the block width for the life of the request; a request of width 1 drafts no tree."""
+    def choose_shape(self, width: int, tree: int) -> None:
+        """Fix the block's width and its tree's nodes for the life of the request; at width 1 there is no tree."""
         self.stats.width = width
-        self.stats.tree = self.params.tree or 0 if width > 1 else 0
+        self.stats.tree = tree if width > 1 else 0
         self.stats.offered = [0] * (width - 1)
         self.stats.kept = [0] * (width - 1)
 

@@ -133,32 +133,36 @@ class Scheduler:
         clock.lap("prefill")
         self._deliver({slot: handle}, plan, read_commit(self.state, plan), logprobs, first=True)
         if not handle.finished:
-            width = self._width(handle, logits[None])
+            width, tree = self._shape(handle, logits[None])
             clock.lap("policy")
             if width > 1:
-                assert self.drafter is not None  # _width refuses wider blocks without a drafter
+                assert self.drafter is not None  # _shape refuses wider blocks without a drafter
                 self.drafter.begin(slot, features, handle.prompt)
-            handle.choose_width(width)
+            handle.choose_shape(width, tree)
             self.state.width[slot] = width
             clock.lap("draft")
         self._charge([handle], clock)
 
-    def _width(self, handle: Handle, last_logits: torch.Tensor) -> int:
+    def _shape(self, handle: Handle, last_logits: torch.Tensor) -> tuple[int, int]:
+        """Width and nodes of a tree, 0 for a chain."""
+        tree = handle.params.tree
         if handle.params.width is not None:
-            return handle.params.width
+            return handle.params.width, tree or 0
         sampled = getattr(self.policy, "sampled", None)
         if sampled is not None and sampled != (handle.params.temperature > 0):
             kind, others = ("sampled", "greedy") if sampled else ("greedy", "sampled")
             say_once(
                 f"the policy was fitted to {kind} answers, so {others} requests without a width decode plain"
             )
-            return 1  # they accept drafts at another rate
+            return 1, 0  # they accept drafts at another rate
         self.policy_calls += 1
         width = int(self.policy.choose(last_logits)[0])
         widths = self.drafter.window if self.drafter else (1,)
         if width not in (1, *widths):
             raise ValueError(f"policy chose width {width}; expected one of {widths}")
-        return min(width, handle.params.tree or width)
+        if tree is None:
+            return width, getattr(self.policy, "trees", {}).get(width, 0)
+        return min(width, tree), tree
 
     def _plan(self, handles: dict[int, Handle], widths: Sequence[int]) -> StepPlan:
         """Exactly the rows of these requests, for one step."""
@@ -192,6 +196,7 @@ class Scheduler:
             max(wanted) if wanted else None,
             self.target.row_tile,
             trees,
+            getattr(self.policy, "node_cost", None) if trees else None,
         )
 
     def _run(self) -> None:
@@ -272,7 +277,9 @@ class Scheduler:
     ) -> None:
         """Hand over what the last commit wrote."""
         for i, (handle, report) in enumerate(zip(handles.values(), reports, strict=True)):
-            entries = _entries(logprobs, plan, i, report.tokens, handle.params.logprobs)
+            top, entries = handle.params.logprobs, None
+            if logprobs is not None and top is not None:
+                entries = logprobs.entries(plan.rows.starts[i], report.tokens, top)
             self._hand_over(handle, report, entries, first)
 
     def _hand_over(
@@ -283,21 +290,3 @@ class Scheduler:
             handle.count_step(report.effective, report.accepted, delivered)
         if handle.finished:
             self._retire(handle)
-
-
-def _entries(
-    logprobs: Logprobs | None, plan: StepPlan, i: int, tokens: list[int], top: int | None
-) -> list[TokenLogprob] | None:
-    """Log-probability entries of the i-th slot's committed tokens."""
-    if logprobs is None or top is None:
-        return None
-    at = slice(plan.rows.starts[i], plan.rows.starts[i] + len(tokens))
-    chosen, ids, values = (
-        logprobs.chosen[at].tolist(),
-        logprobs.top_ids[at].tolist(),
-        logprobs.top[at].tolist(),
-    )
-    return [
-        TokenLogprob(t, c, tuple(zip(ids[j][:top], values[j][:top], strict=True)))
-        for j, (t, c) in enumerate(zip(tokens, chosen, strict=True))
-    ]

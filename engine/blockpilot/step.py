@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from blockpilot.drafters import Drafter
+from blockpilot.drafters import Drafter, Proposal
+from blockpilot.output import TokenLogprob
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.targets import Target
@@ -28,6 +29,15 @@ class Logprobs:
     def of(self, rows: Tensor) -> Logprobs:
         """Those of packed rows [N]."""
         return Logprobs(self.chosen[rows], self.top_ids[rows], self.top[rows])
+
+    def entries(self, start: int, tokens: list[int], top: int) -> list[TokenLogprob]:
+        """Those of `tokens`, which the rows from `start` on committed, each with the `top` likeliest ids."""
+        at = slice(start, start + len(tokens))
+        chosen, ids, values = (t[at].tolist() for t in (self.chosen, self.top_ids, self.top))
+        return [
+            TokenLogprob(t, c, tuple(zip(ids[j][:top], values[j][:top], strict=True)))
+            for j, (t, c) in enumerate(zip(tokens, chosen, strict=True))
+        ]
 
 
 @dataclass(frozen=True)
@@ -63,22 +73,24 @@ def run_step(
     The emitted token at each position is the target's own choice there (argmax, or the Gumbel draw of its
     seed and position), so what the drafter proposes decides only how many of them one step yields.
     """
-    fused = plan.logprobs is None and plan.nodes is None and target.verify_commit is not None
+    fused = plan.logprobs is None and target.verify_commit is not None
     if plan.drafts or not fused:
         begin_block(state)
     noise = draw_noise(state, plan, target.config.vocab_size)
     tree: Tree | None = None
+    trees: tuple[Proposal, ...] = ()
     if plan.drafts:
         assert drafter is not None  # widths above 1 are refused at admission without a drafter
         proposal = drafter.propose(state, plan, noise)
         state.block[:, 1:] = proposal.tokens
-        tree = plant(state, plan, proposal) if plan.nodes else None
+        trees = (proposal,) if plan.nodes else ()
+        tree = plant(state, plan, proposal) if plan.nodes and not fused else None
     clock.lap("draft")
 
     reports = logprobs = None
     if fused:
         assert target.verify_commit is not None
-        features, numbers = target.verify_commit(state, plan, noise)
+        features, numbers = target.verify_commit(state, plan, noise, *trees)
         reports = _reports(numbers)
         clock.lap("verify")
     else:
@@ -133,10 +145,18 @@ def chosen_position(state: State, plan: StepPlan) -> Tensor:
 
 
 def draw_noise(state: State, plan: StepPlan, vocab: int) -> Tensor | None:
-    """Gumbel noise [N, V] of the token each target row chooses, shared with the drafter; None if all greedy."""
+    """Gumbel noise [N, V] of the token each target row chooses, shared with the drafter; None if all greedy.
+
+    Of trees the rows beyond a block's width, which share others' positions, hold anything.
+    """
     if not plan.sampled:
         return None
-    return gumbel_noise(state.seed[plan.rows.slot], chosen_position(state, plan), vocab)
+    seed, position = state.seed[plan.rows.slot], chosen_position(state, plan)
+    read = plan.noisy
+    if read is None:
+        return gumbel_noise(seed, position, vocab)
+    drawn = gumbel_noise(seed.index_select(0, read), position.index_select(0, read), vocab)
+    return drawn.new_empty(len(seed), vocab).index_copy_(0, read, drawn)
 
 
 def choose_rows(

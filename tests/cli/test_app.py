@@ -78,7 +78,19 @@ def test_unknown_dtype_lists_the_known_ones(refused):
     assert "float32" in line and "bfloat16" in line
 
 
-@pytest.mark.parametrize("policy", ["fixed:0", "fixed:x", "missing.safetensors", "best"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "fixed:0",
+        "fixed:x",
+        "fixed:4/",
+        "fixed:4/6/8",
+        "fixed:4@x",
+        "fixed:4/6@absent.json",
+        "missing.safetensors",
+        "best",
+    ],
+)
 def test_unknown_policy_lists_the_known_ones(refused, policy):
     line = refused("bench", "--policy", policy)
     assert "fixed:N" in line and repr(policy) in line

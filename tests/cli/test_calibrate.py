@@ -48,6 +48,17 @@ def test_tables_and_the_default_file(cli, pair, tmp_path, monkeypatch):
     assert Calibration.load(tmp_path / "calibration.json").widths == (1, 2, 3)
 
 
+def test_trees(cli, refused, pair, tmp_path):
+    path = tmp_path / "c.json"
+    result = cli("calibrate", *pair, *SMALL, "--trees", "3/5,2/2", "-o", path)
+    assert result.exit_code == 0, result.output
+    assert "width/nodes" in result.stdout and "3/4" in result.stdout
+    shapes = {(t.width, t.nodes) for t in Calibration.load(path).trees}
+    assert shapes == {(2, 1), (2, 2), *((3, n) for n in range(1, 6))}
+    for wrong in ("3", "3/x", "3/4/5", "3/4,3/5"):
+        assert "--trees: expected widths, each once" in refused("calibrate", *pair, "--trees", wrong)
+
+
 def test_a_target_alone(cli, pair, tmp_path):
     result = cli("calibrate", *pair, *SMALL, "--drafter", "none", "-o", tmp_path / "c.json")
     assert result.exit_code == 0, result.output

@@ -56,6 +56,7 @@ def test_options_reach_the_engine(cli_json, fake_llm):
     [
         ([], "bundled+lookup", "bundled"),
         (["--policy", "fixed:3"], "bundled+lookup", 3),
+        (["--policy", "fixed:6/16"], "bundled+lookup", "6/16"),
         (["--drafter", "bundled"], "bundled", None),
         (["--drafter", "none"], None, None),
         (["--target", "some/model"], None, None),

@@ -55,9 +55,13 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
 TREES = [{"tree": 4}, {"tree": 16}, {"tree": 0}, {"tree": 9}, {"tree": 0}]
 
 
-def run(pair: Any, requests: Any, budget: int) -> Rounds:
+CUT = tuple(3.0 + n for n in range(16))  # costs by which a node must be of some use
+
+
+def run(pair: Any, requests: Any, budget: int, cost: tuple[float, ...] | None = None) -> Rounds:
     """All requests in one batch."""
     rounds = Rounds(*pair, widest=16)
+    rounds.cost = cost
     for slot, (prompt, asked) in enumerate(requests):
         rounds.start(slot, prompt, budget=budget, **asked)
     while not rounds.state.done.all():

@@ -75,6 +75,7 @@ class Rounds:
         self.state = State.allocate(self.slots, target.capacity, widest, 4, target.device)
         self.widths = [1] * self.slots
         self.trees = [0] * self.slots
+        self.cost: tuple[float, ...] | None = None
         self.logits: dict[int, list[Tensor]] = {}
         self.blocks: dict[int, list[list[int]]] = {}
         self.counts: dict[int, list[int]] = {}
@@ -134,6 +135,7 @@ class Rounds:
             bans=bool((s.free_from[at] > s.length[at]).any()),
             tile=self.target.row_tile,
             trees=trees if any(trees) else None,
+            cost=self.cost,
         )
 
     @torch.inference_mode()

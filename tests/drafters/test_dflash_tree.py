@@ -7,6 +7,7 @@ import torch
 
 from blockpilot.drafters.draws import Draws, likeliest
 from tests.drafters.conftest import FAMILIES
+from tests.drafters.pair_rounds import CUT
 from tests.drafters.rounds import Rounds, remembered
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -49,9 +50,10 @@ REQUESTS = [
 ]
 
 
-def run(pair, budget: int, drafting: bool) -> Rounds:
+def run(pair, budget: int, drafting: bool, cost: tuple[float, ...] | None = None) -> Rounds:
     """All requests in one batch; plain, or as they draft."""
     rounds = Rounds(*pair, widest=16)
+    rounds.cost = cost
     for slot, (prompt, asked) in enumerate(REQUESTS):
         plain = {} if drafting else {"width": 1, "tree": 0}
         rounds.start(slot, prompt, budget=budget, **{**asked, **plain})
@@ -60,13 +62,14 @@ def run(pair, budget: int, drafting: bool) -> Rounds:
     return rounds
 
 
+@pytest.mark.parametrize("cost", [None, CUT], ids=["whole", "cut"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trees_commit_what_plain_decoding_does(load, drafter_for, family, dtype):
+def test_trees_commit_what_plain_decoding_does(load, drafter_for, family, dtype, cost):
     """Trees, a chain and plain in one batch; and what is remembered is what a fresh drafter would know."""
     folders = drafter_for(family)
     plain = run(load(*folders, slots=5, dtype=dtype), 40, False)
-    rounds = run(load(*folders, slots=5, dtype=dtype), 40, True)
+    rounds = run(load(*folders, slots=5, dtype=dtype), 40, True, cost)
     fresh = Rounds(*load(*folders, dtype=dtype))
     deeper = 0
     for slot in range(5):
@@ -114,3 +117,22 @@ def test_more_nodes_are_accepted_no_less(load, drafter_for, temperature):
         rounds.finish()
         steps[tree] = sum(len(c) for c in rounds.counts.values())
     assert steps[16] < steps[0]
+
+
+def test_a_tree_is_cut_and_a_chain_is_not(load, drafter_for):
+    """What is cut is the end of the whole tree, and nothing is where every node is free."""
+    rounds = Rounds(*load(*drafter_for("llama"), slots=2), widest=16)
+    rounds.start(0, [5, 6, 7], width=6, budget=20)
+    rounds.start(1, [5, 6, 7], width=6, budget=20, tree=16)
+    rounds.step()
+    made = []
+    for cost in (None, CUT, (1.0,) * 16, (1.0, 1.0)):
+        rounds.cost = cost
+        with torch.inference_mode():
+            made.append(rounds.drafter.propose(rounds.state, rounds.plan([0, 1]), None))
+    whole, cut, free, known = (int(p.nodes[1]) for p in made)
+    assert 1 <= cut < whole == free and known <= 2
+    assert {int(p.nodes[0]) for p in made} == {6}
+    for name in ("tokens", "parent", "depth"):
+        first, second = (getattr(p, name)[1, : cut - 1] for p in made[:2])
+        assert torch.equal(first, second)

@@ -141,12 +141,14 @@ def test_stop_ids_are_banned_by_their_own_columns(load, listed):
     assert 3 not in drafted(finished(rounds, stops=[3], free_from=99))
 
 
-def test_what_is_not_finite_drafts_the_first_id(load, listed):
+@pytest.mark.parametrize(("tree", "drafts"), [(0, [7, 7, 7]), (8, [])])
+def test_what_is_not_finite_drafts_the_first_id(load, listed, tree, drafts):
+    """Or no node of a tree; and it is counted."""
     rounds = Rounds(*load(*listed([7, 9])))
-    rounds.start(0, [5, 6, 7], width=4, budget=9)
+    rounds.start(0, [5, 6, 7], width=4, budget=9, tree=tree)
     rounds.drafter.cache.k[:, 0] = float("nan")
     rounds.step()
-    assert rounds.blocks[0][0][1:] == [7, 7, 7]
+    assert rounds.blocks[0][0][1:] == drafts
     assert int(rounds.drafter.non_finite) == 3
 
 

@@ -10,7 +10,7 @@ import torch
 from blockpilot.drafters import load_drafter
 from blockpilot.targets.checkpoint import load_checkpoint
 from tests.drafters.conftest import FAMILIES
-from tests.drafters.pair_rounds import DTYPES, REQUESTS, TREES, run
+from tests.drafters.pair_rounds import CUT, DTYPES, REQUESTS, TREES, run
 from tests.drafters.rounds import Rounds, in_blocks, remembered
 from tests.implementations import build, require
 
@@ -20,7 +20,7 @@ def slots_of(drafter: Any) -> int:
     return getattr(drafter.config, "slots", 1)
 
 
-@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("trees", [None, "whole", "cut"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_commits_what_plain_decoding_does(load, pair_for, family, dtype, trees):
@@ -30,7 +30,7 @@ def test_a_batch_commits_what_plain_decoding_does(load, pair_for, family, dtype,
     plain = run(
         load(*folders, slots=5, dtype=dtype), [(p, {**a, "width": 1, "tree": 0}) for p, a in REQUESTS], 40
     )
-    rounds = run(load(*folders, slots=5, dtype=dtype), requests, 40)
+    rounds = run(load(*folders, slots=5, dtype=dtype), requests, 40, CUT if trees == "cut" else None)
     fresh = Rounds(*load(*folders, dtype=dtype))
     deeper = 0
     for slot in range(5):
@@ -140,3 +140,22 @@ def test_beside_a_target_in_blocks(pair_for, weights):
         rounds = run((target, drafter), requests, 30)
         assert [rounds.tokens(i) for i in range(5)] == [plain.tokens(i) for i in range(5)]
         assert sum(len(c) for c in rounds.counts.values()) < sum(len(c) for c in plain.counts.values())
+
+
+def test_a_tree_is_cut_and_a_chain_is_not(load, pair_for):
+    """Nodes keep their order, and no more of them stay than pay."""
+    rounds = Rounds(*load(*pair_for("llama"), slots=2), widest=16)
+    rounds.start(0, [5, 6, 7], width=6, budget=20)
+    rounds.start(1, [5, 6, 7], width=6, budget=20, tree=16)
+    rounds.step()
+    made = []
+    for cost in (None, CUT, (1.0,) * 16, (1.0, 1.0)):
+        rounds.cost = cost
+        with torch.inference_mode():
+            made.append(rounds.drafter.propose(rounds.state, rounds.plan([0, 1]), None))
+    whole, cut, free, known = (int(p.nodes[1]) for p in made)
+    assert 1 <= cut < whole == free and known <= 2
+    assert {int(p.nodes[0]) for p in made} == {6}
+    for name in ("tokens", "parent", "depth"):
+        first, second = (getattr(p, name)[1, : cut - 1] for p in made[:2])
+        assert torch.equal(first, second)

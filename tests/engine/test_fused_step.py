@@ -53,8 +53,17 @@ def guess_by_ops(drafter, state, plan, head, noise):
     return drafter._vocabulary.ids(columns), finite
 
 
-def answers(pair, monkeypatch, *, fused: bool, dtype: str, asked: list[SamplingParams], poison: bool = False):
-    """(ids, steps, accepted, reason) of six requests of six widths in four slots."""
+def answers(
+    pair,
+    monkeypatch,
+    *,
+    fused: bool,
+    dtype: str,
+    asked: list[SamplingParams],
+    poison: bool = False,
+    trees=(None,) * 6,
+):
+    """(ids, steps, accepted, reason) of six requests of six widths in four slots, and every bit of the caches."""
     with monkeypatch.context() as patch:
         if not fused:
             patch.setattr(CppTarget, "verify_commit", None)
@@ -64,14 +73,23 @@ def answers(pair, monkeypatch, *, fused: bool, dtype: str, asked: list[SamplingP
         if poison:
             poison_embedding(llm, 7, float("nan"))
         dispatch.calls.clear()
-        params = [replace(p, width=w) for p, w in zip(asked, WIDTHS, strict=True)]
+        params = [replace(p, width=w, tree=t) for p, w, t in zip(asked, WIDTHS, trees, strict=True)]
         outputs = llm.generate(prompts(6, seed=4), params)
-        assert {"verify_commit", "draft_block"} <= {op for op, _ in dispatch.calls} or not fused
+        calls = {op for op, _ in dispatch.calls}
+        assert ("verify_commit" in calls) == fused and not (fused and "move_places" in calls)
+        assert ("draft_block" in calls) == fused or any(trees)
         broken = int(llm.drafter.non_finite)
     found = [
         (o.token_ids, o.stats.step_tokens, o.stats.kept, o.stats.offered, o.finish_reason) for o in outputs
     ]
-    return found, broken
+    caches = (llm.target.cache, llm.drafter.cache)
+    bits = [t.view(torch.uint8).clone() for cache in caches for t in (cache.k, cache.v)]
+    return found, broken, bits
+
+
+def same(one, other) -> bool:
+    """Whether two `answers` are alike."""
+    return one[:2] == other[:2] and all(map(torch.equal, one[2], other[2]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -79,7 +97,7 @@ def answers(pair, monkeypatch, *, fused: bool, dtype: str, asked: list[SamplingP
 def test_one_call_says_what_the_ops_say(pair, monkeypatch, kind, dtype):
     asked = {"greedy": [GREEDY] * 6, "sampled": [SAMPLED] * 6, "mixed": MIXED}[kind]
     one = answers(pair, monkeypatch, fused=True, dtype=dtype, asked=asked)
-    assert one == answers(pair, monkeypatch, fused=False, dtype=dtype, asked=asked)
+    assert same(one, answers(pair, monkeypatch, fused=False, dtype=dtype, asked=asked))
     assert any(len(steps) < len(ids) for ids, steps, *_ in one[0])
 
 
@@ -87,8 +105,53 @@ def test_one_call_says_what_the_ops_say(pair, monkeypatch, kind, dtype):
 def test_rows_that_are_not_finite_end_alike(pair, monkeypatch, kind):
     asked = {"greedy": [GREEDY] * 6, "mixed": MIXED}[kind]
     one = answers(pair, monkeypatch, fused=True, dtype="float32", asked=asked, poison=True)
-    assert one == answers(pair, monkeypatch, fused=False, dtype="float32", asked=asked, poison=True)
+    other = answers(pair, monkeypatch, fused=False, dtype="float32", asked=asked, poison=True)
+    assert one[:2] == other[:2]
     assert any(reason == "error" for *_, reason in one[0])
+
+
+@pytest.mark.parametrize("trees", [(None, 5, 3, 16, None, 12), (None, 2, 9, 4, 6, 16)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "mixed"])
+def test_one_call_says_what_the_ops_say_of_trees(pair, monkeypatch, kind, dtype, trees):
+    """Trees, a chain and plain side by side; keys and values that moved are the same too."""
+    asked = {"greedy": [GREEDY] * 6, "sampled": [SAMPLED] * 6, "mixed": MIXED}[kind]
+    one = answers(pair, monkeypatch, fused=True, dtype=dtype, asked=asked, trees=trees)
+    assert same(one, answers(pair, monkeypatch, fused=False, dtype=dtype, asked=asked, trees=trees))
+    plain = [replace(p, width=1) for p in asked]
+    llm = LLM(pair[0], max_requests=1, max_length=96, dtype=dtype)
+    assert [found[0] for found in one[0]] == [o.token_ids for o in llm.generate(prompts(6, seed=4), plain)]
+    assert any(max(steps) > 2 for _, steps, *_ in one[0])
+
+
+@pytest.mark.parametrize("kind", ["greedy", "mixed"])
+def test_nodes_that_are_not_finite_end_alike(pair, monkeypatch, kind):
+    asked, trees = {"greedy": [GREEDY] * 6, "mixed": MIXED}[kind], (None, 5, 3, 16, None, 12)
+    given = {"dtype": "float32", "asked": asked, "poison": True, "trees": trees}
+    one, other = (answers(pair, monkeypatch, fused=fused, **given) for fused in (True, False))
+    assert one[:2] == other[:2]
+    assert any(reason == "error" for *_, reason in one[0])
+
+
+def test_what_is_no_tree_is_refused(pair):
+    llm = LLM(pair[0], drafter=pair[1], max_requests=1, max_length=96)
+    handle = llm.submit([3, 5], replace(GREEDY, width=3, tree=6))
+    llm.step()
+    state, plan = llm._scheduler.state, llm._scheduler._plan({0: handle}, (3,))
+    with torch.inference_mode():
+        right = llm.drafter.propose(state, plan, None)
+        for name, value, message in (
+            ("parent", right.parent + 4, "parents before node"),
+            ("parent", right.parent - 1, "parents before node"),
+            ("depth", right.depth + 1, "one below its parent"),
+            ("nodes", right.nodes + 1, "1 … 6 nodes, got 7"),
+            ("nodes", right.nodes * 0, "1 … 6 nodes, got 0"),
+            ("nodes", right.nodes[:1], "tree"),
+            ("parent", right.parent[:, 1:], "tree"),
+            ("depth", right.depth.int(), "tree"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                llm.target.verify_commit(state, plan, None, replace(right, **{name: value}))
 
 
 def test_a_state_of_other_shapes_is_refused(pair):

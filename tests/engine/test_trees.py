@@ -111,11 +111,12 @@ class Straight(TreeDrafter):
         return replace(chain, nodes=torch.where(state.done, 0, state.effective))
 
 
+@pytest.mark.parametrize("logprobs", [None, 2], ids=["one call", "op by op"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("width", [2, 4, WIDEST])
-def test_a_chain_as_a_tree_is_the_chain(width, mode):
+def test_a_chain_as_a_tree_is_the_chain(width, mode, logprobs):
     """Same tokens, steps and counters, with nodes to spare and without."""
-    params = replace(MODES[mode], logprobs=2)
+    params = replace(MODES[mode], logprobs=logprobs)
     asked = prompts(3, seed=12)
     results = []
     for tree in (None, width, LARGEST):
@@ -197,6 +198,26 @@ def test_nan_in_everything_unwritten_changes_no_bit(dtype):
         outputs = llm.generate(asked, replace(SAMPLED, width=4, tree=tree))
         assert [o.token_ids for o in outputs] == [plain(p, SAMPLED, dtype).token_ids for p in asked]
     assert before == (state.pointers(), [t.data_ptr() for t in caches(llm)])
+
+
+@pytest.mark.parametrize("logprobs", [None, 1], ids=["one call", "op by op"])
+def test_noise_beyond_a_blocks_width_is_never_read(monkeypatch, logprobs):
+    """What is not drawn holds NaN here, and trees of many nodes at few positions still say what plain decoding does."""
+    empty = torch.Tensor.new_empty
+
+    def poisoned(*given, **options):
+        made = empty(*given, **options)
+        return made.fill_(torch.nan) if made.dtype.is_floating_point else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    drafter, asked = TreeDrafter(), prompts(4, seed=13)
+    params = [replace(SAMPLED, seed=i, logprobs=logprobs) for i in range(4)]
+    script_answers(drafter, list(zip(asked, params, strict=True)), "float32", 30)
+    llm = tiny_llm(drafter, max_requests=3)
+    shapes = ((2, LARGEST), (3, 9), (WIDEST, None), (4, 4))
+    each = [replace(p, width=w, tree=t) for p, (w, t) in zip(params, shapes, strict=True)]
+    for output, prompt, alone in zip(llm.generate(asked, each), asked, params, strict=True):
+        assert output.token_ids == plain(prompt, alone).token_ids
 
 
 class Bush(test_static.ConstantDrafter):

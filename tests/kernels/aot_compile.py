@@ -187,10 +187,10 @@ KERNELS: list[Entry] = [
     ),
     (
         tree.draft_tree_kernel,
-        {"SCORE": F32}
+        pointers("SCORE COST", F32)
         | pointers("DEEPEST BUDGET CANDIDATE PARENT DEPTH COUNT", I64)
         | sizes("nodes depths width"),
-        {"NODES": 32},
+        {"NODES": 32, "STOP": True},
         tree.OPTIONS,
     ),
     (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockpilot_kernels.draft_tree import draft_tree, largest, reference
+from blockpilot_kernels.draft_tree import draft_tree, largest, reference, worthwhile
 from tests.kernels.backends import Backend
 from tests.no_host_sync import NoHostSync
 
@@ -93,6 +93,44 @@ def test_budgets_depths_and_gaps_of_each_slot(op):
         assert all(torch.equal(a[0], b[slot]) for a, b in zip(alone, found, strict=True))
 
 
+def fastest(tree: list[Prefix], score: Tensor, cost: Tensor) -> int:
+    """Nodes, the anchor included, of the prefix of a best-first tree with the most expected tokens per second."""
+    pace = [(1 + worth(tree[:n], score)) / float(cost[n]) for n in range(len(tree) + 1)]
+    return pace.index(max(pace)) + 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tree_is_cut_where_it_is_fastest(op, seed):
+    """Whatever costs: rising along a line or in jumps, in a dip behind a hill, or falling."""
+    gen = torch.Generator().manual_seed(seed)
+    score = scores(seed, 8, 4, 5) * torch.rand(8, 1, 1, generator=gen)
+    deepest, budget = torch.tensor([4, 4, 4, 4, 2, 0, 4, 4]), torch.tensor([12, 12, 12, 7, 12, 12, 1, 0])
+    whole = op(score, deepest, budget, 12)
+    line = torch.arange(12.0)
+    counts = set()
+    for cost in (
+        4 + line,
+        4 + line // 4 * 3,
+        1 + (line - 3).abs(),
+        20 - line,
+        torch.rand(12, generator=gen) + 1,
+    ):
+        found = op(score, deepest, budget, 12, cost)
+        for slot in range(7):
+            tree, grown = prefixes(found, slot), prefixes(whole, slot)
+            assert tree == grown[: len(tree)]
+            assert len(tree) + 1 == fastest(grown, score[slot], cost)
+        assert found[3][7] == 0
+        counts |= set(found[3].tolist())
+    assert len(counts) > 4 and max(counts) == 12
+
+
+def test_of_equal_paces_the_fewest_nodes():
+    total = torch.zeros(3, 3)  # every node is certain
+    cost = torch.tensor([1.0, 2.0, 3.0, 3.0])
+    assert worthwhile(total, torch.tensor([4, 3, 0]), cost).tolist() == [4, 1, 0]
+
+
 def test_of_equals_the_child_of_the_earlier_node(op):
     """All candidates are certain: the first path goes down, then every node's next child in turn."""
     found = op(torch.zeros(1, 3, 2), torch.tensor([3]), torch.tensor([8]), 8)
@@ -125,7 +163,7 @@ def test_the_largest_with_the_lower_column_first(quick_backend):
 def test_the_reference_reads_nothing_on_the_host():
     given = (scores(0, 3, 4, 5), torch.tensor([4, 2, 0]), torch.tensor([8, 0, 3]))
     with NoHostSync():
-        reference.draft_tree(*given, 8)
+        reference.draft_tree(*given, 8, torch.arange(1.0, 9.0))
         reference.largest(given[0][0], 3)
     shapes = reference.draft_tree(*(t.to("meta") for t in given), 8)
     assert [tuple(s.shape) for s in shapes] == [(3, 7), (3, 7), (3, 7), (3,)]
@@ -139,6 +177,8 @@ def test_what_is_refused(op):
         (score, whole[:1], whole, 4),
         (score, whole, whole.int(), 4),
         (score, whole, whole, 0),
+        (score, whole, whole, 4, torch.ones(3)),
+        (score, whole, whole, 4, torch.ones(4).double()),
     ):
         with pytest.raises(ValueError, match="expected"):
             op(*bad)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import blockpilot.bundled
 from blockpilot.policies import BlockPolicy, Fixed, Pair, load_policy
-from blockpilot.policies.policy_file import PolicyFile, save_policy
+from blockpilot.policies.policy_file import PolicyFile, read_policy, save_policy
 from blockpilot.policies.predictor import Architecture, Predictor, WidthNetwork
+from tests.training.calibrations import calibration, row
 
 WIDTHS = tuple(range(1, 9))
+CELLS = [(requests, context, 4) for requests in (1, 4) for context in (100, 300)]
 
 
 @pytest.fixture
@@ -44,6 +47,65 @@ def test_fixed_refuses_what_is_no_width(width):
 def test_a_number_is_a_fixed_width(source):
     policy = load_policy(source, "t", "d", WIDTHS)
     assert isinstance(policy, Fixed) and policy.width == 4
+
+
+def test_fixed_trees():
+    policy = Fixed(6, 16, [3, 4.5])
+    assert (policy.trees, policy.node_cost) == ({6: 16}, (3.0, 4.5))
+    assert (Fixed(6).trees, Fixed(6).node_cost) == ({}, None)
+    assert [repr(p) for p in (Fixed(6), Fixed(6, 16), policy)] == [
+        "Fixed(6)",
+        "Fixed(6, tree=16)",
+        "Fixed(6, tree=16, cut by cost)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((6, 5), "got 5 at width 6"),
+        ((1, 2), "widths above 1"),
+        ((2, True), "got True at width 2"),
+        ((2, 2.0), r"got 2\.0 at width 2"),
+        ((2, 4, []), "finite costs above zero"),
+        ((2, 4, [1.0, 0.0]), "finite costs above zero"),
+        ((2, 4, [1.0, float("inf")]), "finite costs above zero"),
+        ((2, 4, ["1"]), "finite costs above zero"),
+    ],
+)
+def test_fixed_refuses_what_is_no_tree(given, message):
+    with pytest.raises(ValueError, match=message):
+        Fixed(*given)
+
+
+def test_trees_by_name(tmp_path):
+    policy = load_policy("4/9", "t", "d", WIDTHS, 16)
+    assert isinstance(policy, Fixed) and (policy.width, policy.trees, policy.node_cost) == (4, {4: 9}, None)
+    file = tmp_path / "costs.json"
+    calibration(trees=tuple(row(*cell, nodes=n) for cell in CELLS for n in (1, 4, 9))).save(file)
+    policy = load_policy(f"4/8@{file}", "some-target", "some-drafter", WIDTHS, 16)
+    assert policy.trees == {4: 8} and len(policy.node_cost) == 8
+    with pytest.raises(ValueError, match="trees of 17 nodes, but drafter d makes trees of at most 16"):
+        load_policy("4/17", "t", "d", WIDTHS, 16)
+    with pytest.raises(ValueError, match="with drafter d"):
+        load_policy(f"4/8@{file}", "t", "d", WIDTHS, 16)
+    with pytest.raises(ValueError, match="blockpilot calibrate --trees 4/10"):
+        load_policy(f"4/10@{file}", "some-target", "some-drafter", WIDTHS, 16)
+
+
+@pytest.mark.parametrize(
+    ("trees", "expected"), [({"3": 9, "8": 12}, {3: 9}), ({}, {}), ({"3": 2}, None), ([3], None)]
+)
+def test_a_predictor_of_labels_with_trees(policy_path, tmp_path, trees, expected):
+    """Its widths stand for the trees that the labels were made with."""
+    file = read_policy(policy_path)
+    path = tmp_path / "trees.safetensors"
+    save_policy(replace(file, training={"labels": {"trees": trees}}), path)
+    if expected is None:
+        with pytest.raises(ValueError, match=r"trees\.safetensors: training labels"):
+            load_policy(path, "target-a", "drafter-a", WIDTHS, 16)
+        return
+    assert load_policy(path, "target-a", "drafter-a", WIDTHS, 16).trees == expected
 
 
 def test_width_one_never_drafts_and_is_always_allowed():

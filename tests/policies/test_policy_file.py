@@ -242,6 +242,13 @@ def test_a_fixed_width_is_a_file_without_tensors(path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("cost", [None, (1.0, 1.5, 1.75)])
+def test_a_fixed_tree_is_kept_with_its_costs(path, cost):
+    save_policy(policy(policy=Fixed(5, 9, cost)), path)
+    read = read_policy(path).policy
+    assert isinstance(read, Fixed) and (read.width, read.trees, read.node_cost) == (5, {5: 9}, cost)
+
+
 @pytest.mark.parametrize(
     ("architecture", "tensors", "message"),
     [
@@ -250,6 +257,10 @@ def test_a_fixed_width_is_a_file_without_tensors(path):
         ({"kind": "fixed", "width": "5"}, {}, "an int >= 1"),
         ({"kind": "fixed", "width": 9}, {}, r"missing [9]"),
         ({"kind": "fixed", "width": 5, "hidden": 3}, {}, "expected kind and width"),
+        ({"kind": "fixed", "width": 5, "tree": 9}, {}, "expected kind and width"),
+        ({"kind": "fixed", "width": 5, "tree": 4, "node_cost": None}, {}, "got 4 at width 5"),
+        ({"kind": "fixed", "width": 5, "tree": 9, "node_cost": [0]}, {}, "finite costs above zero"),
+        ({"kind": "fixed", "width": 5, "tree": 9, "node_cost": 3}, {}, "not iterable"),
         ({"kind": "fixed", "width": 5}, {"x": torch.zeros(1)}, "no tensors"),
     ],
 )

@@ -15,10 +15,11 @@ def modelled(requests: int, context: int, width: int) -> float:
     return (5 if width == 1 else drafting) + 0.01 * context
 
 
-def row(requests: int = 1, context: int = 100, width: int = 1) -> StepCost:
-    ms = modelled(requests, context, width)
+def row(requests: int = 1, context: int = 100, width: int = 1, nodes: int = 0) -> StepCost:
+    """A chain's cell, or a tree's, whose nodes cost as much as columns."""
+    ms = modelled(requests, context, nodes + 1 if nodes else width)
     spreads = {phase: Spread(1.0, 0.5, 2.0) for phase in PHASES}
-    return StepCost(requests, context, width, 15, {**spreads, "total": Spread(ms, ms - 1, ms + 1)})
+    return StepCost(requests, context, width, 15, {**spreads, "total": Spread(ms, ms - 1, ms + 1)}, nodes)
 
 
 def calibration(requests=(1, 4), contexts=(100, 300), widths=(1, 2, 4, 8), **over) -> Calibration:

@@ -63,7 +63,7 @@ def test_other_formats_are_refused(edited, version):
         edited(lambda found: found.update(calibration=version))
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", [key for key in KEYS if key != "trees"])
 def test_missing_keys_are_named(edited, key):
     with pytest.raises(ValueError, match=rf"missing \['{key}'\]"):
         edited(lambda found: found.pop(key))
@@ -183,6 +183,44 @@ def test_drafting_has_no_cost_where_only_plain_was_measured():
     assert found.cost(1, 100) == modelled(1, 100, 1) and found.fits() == ()
     with pytest.raises(ValueError, match="width: expected 1, the only one measured, got 4"):
         found.cost(4, 100)
+
+
+def grown(nodes=(1, 2, 5, 9), width=6):
+    return tuple(row(r, c, width, n) for r in (1, 4) for c in (100, 300) for n in nodes)
+
+
+def test_trees_are_kept_and_need_not_be_there(edited, tmp_path):
+    saved = calibration(trees=grown())
+    saved.save(tmp_path / "c.json")
+    assert Calibration.load(tmp_path / "c.json") == saved
+    assert saved.widths == (1, 2, 4, 8)
+    assert edited(lambda found: found.pop("trees")) == calibration()
+
+
+def test_the_cost_of_nodes_is_a_line_that_never_falls():
+    found = calibration(trees=grown()).node_cost(6, 7)
+    assert found == pytest.approx([modelled(1, 100, n + 1) for n in range(1, 8)])
+    dip = tuple(t if t.nodes != 5 else row(t.requests, t.context, 6, 1) for t in grown())
+    dip = tuple(
+        StepCost(t.requests, t.context, 6, 15, t.ms, n) for t, n in zip(dip, (1, 2, 5, 9) * 4, strict=True)
+    )
+    cost = calibration(trees=dip).node_cost(6, 9)
+    level = (modelled(1, 100, 3) + modelled(1, 100, 2)) / 2  # what was measured at 2 and at 5 nodes
+    assert cost == pytest.approx([modelled(1, 100, 2), *4 * [level], *cost[5:]])
+    assert level < cost[5] < cost[8] == modelled(1, 100, 10)
+
+
+def test_trees_that_were_not_measured_are_refused(edited):
+    for asked, found in (((5, 4), "got none"), ((6, 10), "got 9")):
+        with pytest.raises(ValueError, match=rf"{found}; measure with `blockpilot calibrate --trees"):
+            calibration(trees=grown()).node_cost(*asked)
+    for trees in (grown()[:-1], (*grown(), grown()[0]), tuple(t for t in grown() if t.context == 100)):
+        with pytest.raises(ValueError, match="trees: expected every requests and context"):
+            calibration(trees=trees)
+    with pytest.raises(ValueError, match=r"trees\[0\]: expected keys"):
+        edited(lambda found: found.update(trees=found["rows"]))
+    with pytest.raises(ValueError, match="nodes: expected an int >= 0"):
+        StepCost(1, 1, 2, 1, row().ms, -1)
 
 
 def test_the_fit_finds_the_model():

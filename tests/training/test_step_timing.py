@@ -85,8 +85,8 @@ def test_a_rewound_step_is_the_first_step_of_a_fresh_request(llm, monkeypatch):
     seen: dict[tuple[tuple[int, ...], int], list[list[int]]] = {}
     timed_step = step_timing._timed_step
 
-    def watched(scheduler, handles, width):
-        sample = timed_step(scheduler, handles, width)
+    def watched(scheduler, handles, width, tree):
+        sample = timed_step(scheduler, handles, width, tree)
         for handle in handles:
             seen.setdefault((tuple(handle.prompt), width), []).append(list(handle.token_ids))
         return sample
@@ -102,6 +102,29 @@ def test_a_rewound_step_is_the_first_step_of_a_fresh_request(llm, monkeypatch):
         llm.cancel(fresh)
     accepted = {len(each[0]) - 2 for each in seen.values()}
     assert len(accepted) > 1  # a pair that never agrees would show nothing
+
+
+def test_trees_are_measured_with_exactly_these_nodes(llm, monkeypatch):
+    """At every budget, and chains beside them as ever."""
+    found, drafted = {}, []
+    propose = llm.drafter.propose
+
+    def watched(state, plan, noise):
+        proposal = propose(state, plan, noise)
+        drafted.append(0 if plan.trees is None else int(proposal.nodes[0]))
+        return proposal
+
+    monkeypatch.setattr(llm.drafter, "propose", watched)
+    found = run(llm, requests=(1,), contexts=(7,), widths=(3,), repeats=1, trees={3: 9, 2: 2})
+    nodes = [1, 2, 3, 4, 6, 8, 9]
+    shapes = [(2, 1), (2, 2), *((3, n) for n in nodes)]
+    assert [(t.width, t.nodes, t.sum_width) for t in found.trees] == [(w, n, n) for w, n in shapes]
+    assert [r.width for r in found.rows] == [1, 3] and {r.nodes for r in found.rows} == {0}
+    assert set(drafted) == {0, *nodes}
+    assert Grid.resolve(llm, requests=(1,), contexts=(7,), trees={3: 9}).steps == (4 + 7) * 16
+    for trees in ({9: 9}, {3: 2}, {3: 17}, {1: 4}):
+        with pytest.raises(ValueError, match=r"trees: expected widths among .* at most 16 nodes"):
+            Grid.resolve(llm, requests=(1,), contexts=(7,), trees=trees)
 
 
 def test_the_same_prompts_every_time(llm, monkeypatch):

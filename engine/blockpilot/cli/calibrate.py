@@ -23,6 +23,7 @@ from blockpilot.cli.options import (
     TargetOption,
     ThreadsOption,
     WeightsOption,
+    parse_trees,
     parse_window,
 )
 
@@ -39,12 +40,17 @@ JSON_KEYS = {
     "threads": "CPU threads",
     "hardware": "machine",
     "versions": "software",
+    "trees": "the same with nodes, of every number of nodes that --trees measures",
     "rows": "requests, context, width, sum_width, steps and ms (median, p10, p90 of every phase) of each cell",
     "fit": "c0 by requests, c1 per row of sum_width, residual and plain cost in ms at each context",
 }
 WidthsOption = Annotated[
     str | None,
     typer.Option("--widths", help="As in 2,4,8; default: up to the drafter's block size. 1 is always there."),
+]
+TreesOption = Annotated[
+    str | None,
+    typer.Option("--trees", help="As in 6/16: trees from blocks of width 6, cut to 1 ... 16 nodes."),
 ]
 ContextsOption = Annotated[
     str | None,
@@ -56,6 +62,7 @@ def run(
     target: TargetOption = BUNDLED_TARGET,
     drafter: DrafterOption = None,
     widths: WidthsOption = None,
+    trees: TreesOption = None,
     contexts: ContextsOption = None,
     requests: Annotated[str, typer.Option("--requests", help="Requests decoded together.")] = "1,4",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Steps measured of each cell.")] = 15,
@@ -87,6 +94,8 @@ def run(
         axes["contexts"] = parse_window("--contexts", contexts, "tokens")
     if widths is not None:
         axes["widths"] = parse_window("--widths", widths)
+    if trees is not None:
+        axes["trees"] = parse_trees("--trees", trees)
     found = _measure(engine, axes)
     found.save(output)
     if json:
@@ -108,6 +117,17 @@ def _measure(engine: Engine, axes: dict[str, Any]) -> Calibration:
 
 def _print(found: Calibration) -> None:
     cells = [(r, c) for r in found.requests for c in found.contexts]
+    _print_costs(found, cells)
+    if not found.trees:
+        return
+    trees = {(t.width, t.nodes, t.requests, t.context): t.total for t in found.trees}
+    shapes = dict.fromkeys((t.width, t.nodes) for t in found.trees)
+    grown = [[f"{w}/{n}", *(number(trees[w, n, r, c]) for r, c in cells)] for w, n in shapes]
+    heads = ("width/nodes", *(f"{r} x {c}" for r, c in cells))
+    table("ms of a step with trees, requests x context", grown, left=(), right=heads)
+
+
+def _print_costs(found: Calibration, cells: list[tuple[int, int]]) -> None:
     plain = {cell: found.cost(1, cell[1], cell[0]) for cell in cells}
     rows = []
     for width in found.widths:

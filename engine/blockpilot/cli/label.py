@@ -24,6 +24,7 @@ from blockpilot.cli.options import (
     TemperatureOption,
     ThreadsOption,
     WeightsOption,
+    parse_trees,
     parse_window,
 )
 
@@ -51,7 +52,12 @@ PromptsOption = Annotated[
 RawLogitsOption = Annotated[
     bool, typer.Option("--raw-logits", help="Keep whole logit rows, for policies that read them.")
 ]
-
+TreesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--trees", help="As in 6/12: width 6 of the window stands for trees of 12 nodes, not for a chain."
+    ),
+]
 ReplayOption = Annotated[
     bool,
     typer.Option(
@@ -74,6 +80,7 @@ def run(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts of a generate call.")] = 16,
     raw_logits: RawLogitsOption = False,
     replay: ReplayOption = True,
+    trees: TreesOption = None,
     dtype: DTypeOption = "float32",
     weights: WeightsOption = "auto",
     device: DeviceOption = "cpu",
@@ -106,6 +113,7 @@ def run(
         batch=batch,
         raw_logits=raw_logits,
         replay=replay,
+        trees=parse_trees("--trees", trees or ""),
     )
     report = {key: getattr(summary, key) for key in JSON_KEYS} | {"path": str(summary.path)}
     emit_json(report) if json else _print(report)

@@ -35,8 +35,8 @@ PolicyOption = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="bundled, predictor (the one that ships), fixed:N, a policy file, or none for the drafter's own "
-        "block size; "
+        help="bundled, predictor (the one that ships), fixed:N, fixed:N/M for trees of M nodes, fixed:N/M@FILE with "
+        "the calibration that cuts them, a policy file, or none for the drafter's own block size; "
         "default: bundled with bundled+lookup, none otherwise.",
     ),
 ]
@@ -79,7 +79,7 @@ class Engine:
 
     Attributes:
         drafter: as `LLM` takes it, None for plain decoding.
-        policy: "bundled", "predictor", a policy file, a fixed width, or None for the drafter's block size.
+        policy: as `LLM` takes it.
     """
 
     target: str
@@ -120,23 +120,31 @@ class Engine:
         """JSON-ready form; a policy file is named with the hash of its content."""
         policy = self.policy
         if isinstance(policy, str) and policy not in ("bundled", "predictor"):
-            policy = f"{policy} sha256:{hashlib.sha256(Path(policy).read_bytes()).hexdigest()}"
+            file = Path(policy) if Path(policy).is_file() else Path(policy.partition("@")[2])
+            if file.is_file():
+                policy = f"{policy} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
         return {**vars(self), "policy": policy}
 
 
 def parse_policy(text: str) -> str | int | None:
-    """`bundled`, `predictor`, `none`, `fixed:N` or an existing file → the `policy` argument of `LLM`."""
+    """`bundled`, `predictor`, `none`, `fixed:N`, `fixed:N/M`, `fixed:N/M@FILE` or a file → what `LLM` takes."""
     if text in ("bundled", "predictor", "none"):
         return None if text == "none" else text
-    kind, _, width = text.partition(":")
+    kind, _, shape = text.partition(":")
     if kind == "fixed":
-        if not width.isdecimal() or int(width) < 1:
-            raise ValueError(f"--policy: expected fixed:N with N >= 1, got {text!r}")
-        return int(width)
+        sizes, _, costs = shape.partition("@")
+        numbers = sizes.split("/")
+        spelt = all(n.isdecimal() and int(n) >= 1 for n in numbers) and len(numbers) <= 2
+        if not spelt or ("@" in shape and (len(numbers) < 2 or not Path(costs).is_file())):
+            raise ValueError(
+                "--policy: expected fixed:N, fixed:N/M for trees of M nodes or fixed:N/M@FILE with the calibration "
+                f"that cuts them, N >= 1, got {text!r}"
+            )
+        return int(shape) if len(numbers) == 1 else shape
     if Path(text).is_file():
         return text
     raise ValueError(
-        f"--policy: expected bundled, predictor, none, fixed:N or an existing policy file, got {text!r}"
+        f"--policy: expected bundled, predictor, none, fixed:N, fixed:N/M or an existing policy file, got {text!r}"
     )
 
 
@@ -146,6 +154,17 @@ def parse_window(option: str, text: str, what: str = "widths") -> tuple[int, ...
     if not all(item.isdecimal() and int(item) >= 1 for item in items):
         raise ValueError(f"{option}: expected {what} >= 1, as in 1,2,3, got {text!r}")
     return tuple(sorted({int(item) for item in items}))
+
+
+def parse_trees(option: str, text: str) -> dict[int, int]:
+    """`6/12,8/16` → {6: 12, 8: 16}, nodes by width; empty for no text."""
+    found: dict[int, int] = {}
+    for item in text.split(",") if text else ():
+        numbers = item.strip().split("/")
+        if len(numbers) != 2 or not all(n.isdecimal() for n in numbers) or int(numbers[0]) in found:
+            raise ValueError(f"{option}: expected widths, each once, and nodes, as in 6/16, got {text!r}")
+        found[int(numbers[0])] = int(numbers[1])
+    return found
 
 
 def parse_layers(option: str, text: str) -> tuple[int, ...]:

@@ -32,6 +32,12 @@ class Proposal:
     depth: Tensor
     nodes: Tensor | None = None
 
+    @property
+    def shape(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Parent, depth and nodes of trees."""
+        assert self.nodes is not None  # a plan with trees has them
+        return self.parent, self.depth, self.nodes
+
 
 class Drafter(Protocol):
     """Guesses blocks. The target decides, so nothing here can change an output, only how fast it comes. On CUDA

@@ -10,7 +10,7 @@ from torch import Tensor
 from blockpilot.drafters import Proposal
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
-from blockpilot_kernels.draft_tree import largest
+from blockpilot_kernels.draft_tree import largest, worthwhile
 
 
 @dataclass
@@ -36,10 +36,13 @@ class Candidates:
         self.depth.append(depth)
         self.count += score.shape[1]
 
-    def best(self, budget: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def best(
+        self, budget: Tensor, nodes: int, cut: Tensor, cost: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The likeliest, as many as `budget` [S] allows → tokens, parent, depth [S, nodes], and their count [S].
 
-        No child is likelier than its parent, and of equals the earlier comes first, so parents precede children.
+        With `cost` [nodes + 1], no more than are `worthwhile` where `cut` [S] says so. No child is likelier than its
+        parent, and of equals the earlier comes first, so parents precede children.
         """
         score, token, parent, depth = (
             torch.cat(x, 1) for x in (self.score, self.token, self.parent, self.depth)
@@ -47,7 +50,11 @@ class Candidates:
         chosen = largest(score, min(nodes, self.count))
         order = torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
         place = torch.full_like(token, -1).scatter(1, chosen, order)
-        found = (score.gather(1, chosen) > -torch.inf) & (order < budget[:, None])
+        likely = score.gather(1, chosen)
+        found = (likely > -torch.inf) & (order < budget[:, None])
+        if cost is not None:
+            kept = worthwhile(likely, found.sum(1) + 1, cost[: chosen.shape[1] + 1])
+            found &= (order < kept[:, None] - 1) | ~cut[:, None]
         above = parent.gather(1, chosen)
         above = torch.where(above < 0, -1, place.gather(1, above.clamp(min=0)))
         made = (
@@ -68,7 +75,7 @@ def tree_of(state: State, plan: StepPlan, found: Candidates, chain: Proposal) ->
     budget = torch.where(plan.budgets > 0, plan.budgets, state.effective)
     made = [x.clone() for x in (chain.tokens, chain.parent, chain.depth)]
     most = max(plan.nodes) - 1
-    *parts, count = found.best(budget - 1, most)
+    *parts, count = found.best(budget - 1, most, plan.budgets > 0, plan.node_cost)
     for whole, part in zip(made, parts, strict=True):
         whole[:, :most] = part
     return Proposal(made[0], made[1], made[2], torch.where(state.done, 0, count + 1))

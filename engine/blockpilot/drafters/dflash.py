@@ -159,17 +159,24 @@ class DFlashDrafter:
             self._put(state, head, *self._guess(state, plan, head, noise))
             return self._chain(state)
         logits, draws = self.draft_logits(state, plan), self._draws(state, plan, head, noise)
-        columns, finite = draws.choose(logits)
-        self._put(state, head, self._vocabulary.ids(columns), finite)
+        if plan.chains:
+            columns, finite = draws.choose(logits)
+            self._put(state, head, self._vocabulary.ids(columns), finite)
         chain = self._chain(state)
         if plan.trees is None:
             return chain
-        return tree_proposal(state, plan, head, draws.scores(logits), chain, self._vocabulary)
+        proposal, finite = tree_proposal(state, plan, head, draws.scores(logits), chain, self._vocabulary)
+        if not plan.chains:
+            self._count(state, head, finite)
+        return proposal
 
     def _put(self, state: State, head: HeadRows, ids: Tensor, finite: Tensor) -> None:
         """Drafts [M] of a chain, and how many of them were not finite."""
         stride = self._tokens.shape[1]
         self._tokens.view(-1).index_copy_(0, head.slot * stride + head.column - 1, ids)
+        self._count(state, head, finite)
+
+    def _count(self, state: State, head: HeadRows, finite: Tensor) -> None:
         self.non_finite += (~finite & (head.column < state.effective[head.slot])).sum()
 
     def _check_room(self, state: State, plan: StepPlan) -> None:

@@ -21,8 +21,8 @@ def tree_proposal(
     scores: Tensor,
     chain: Proposal,
     vocabulary: DraftVocabulary,
-) -> Proposal:
-    """The best tree of each slot that has a node budget; the chain, as it is, of the others.
+) -> tuple[Proposal, Tensor]:
+    """The best tree of each slot that has a node budget, the chain, as it is, of the others; and which rows are finite.
 
     Args:
         head: where the rows of `scores` [M, V'] belong. chain: what a plan without trees would propose.
@@ -39,8 +39,9 @@ def tree_proposal(
     )
 
     budget = torch.where(state.done, 0, plan.budgets)
+    cost = None if plan.node_cost is None else plan.node_cost[:most]
     candidate, parent, depth, count = draft_tree(
-        table.view(slots, depths, -1), (state.effective - 1).clamp(min=0), budget, most
+        table.view(slots, depths, -1), (state.effective - 1).clamp(min=0), budget, most, cost
     )
     cell = (depth - 1).clamp(min=0) * ids.shape[1] + candidate
     drafted = tokens.view(slots, -1).gather(1, cell)
@@ -49,4 +50,4 @@ def tree_proposal(
     for whole, part in zip(made, (drafted, parent, depth), strict=True):
         whole[:, :short] = torch.where(tree, part, whole[:, :short])
     nodes = torch.where(tree[:, 0], count, state.effective)
-    return Proposal(made[0], made[1], made[2], nodes)
+    return Proposal(made[0], made[1], made[2], nodes), ~likely[:, 0].isnan()

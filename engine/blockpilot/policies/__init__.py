@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blockpilot.policies.contract import BlockPolicy, Fixed, Pair, check_window
+from blockpilot.policies.contract import (
+    BlockPolicy,
+    Fixed,
+    Pair,
+    check_node_cost,
+    check_trees,
+    check_window,
+    trees_of,
+)
 
 __all__ = ["BlockPolicy", "Fixed", "Pair", "check_window", "load_policy"]
 
+_SPELT = re.compile(r"([0-9]+)(?:/([0-9]+)(?:@(.+))?)?")
+
 
 def load_policy(
-    source: str | Path | int | BlockPolicy, target: str, drafter: str, widths: Sequence[int]
+    source: str | Path | int | BlockPolicy,
+    target: str,
+    drafter: str,
+    widths: Sequence[int],
+    largest_tree: int = 0,
 ) -> BlockPolicy:
     """The policy that `source` names, checked against the pair it is to steer.
 
     Args:
         source: "bundled" (the policy that ships), "predictor" (the predictor that ships), a policy file, a fixed
-            width (int or decimal text), or a policy object.
+            width (int or decimal text), a width and a tree's nodes, as "6/16", the same cut by the costs of a
+            calibration, as "6/16@costs.json", or a policy object.
         target, drafter: fingerprints of the loaded pair.
         widths: what the drafter can draft; width 1 never drafts and is always allowed.
+        largest_tree: nodes of its largest tree.
 
     Raises:
         ValueError: the file is missing or malformed, was made for another pair, or chooses a width that the
@@ -32,18 +49,49 @@ def load_policy(
         )
     policy: BlockPolicy
     if isinstance(source, (str, Path)):
-        text = str(source)
-        policy = Fixed(int(text)) if text.isdecimal() else _from_file(source, Pair(target, drafter))
+        pair = Pair(target, drafter)
+        policy = _fixed(str(source), pair) or _from_file(source, pair)
     else:
         policy = Fixed(source) if isinstance(source, int) else source
+    _check_shapes(policy, repr(source), drafter, widths, largest_tree)
+    return policy
+
+
+def _check_shapes(
+    policy: BlockPolicy, name: str, drafter: str, widths: Sequence[int], largest_tree: int
+) -> None:
+    """Refuse widths and trees that the drafter does not draft."""
     window = check_window(policy.window)
+    trees = check_trees(getattr(policy, "trees", {}), window)
+    most = max(trees.values(), default=0)
+    if most > largest_tree:
+        raise ValueError(
+            f"policy {name} drafts trees of {most} nodes, but drafter {drafter} makes trees of at most "
+            f"{largest_tree}; use fewer nodes or a chain"
+        )
+    cost = getattr(policy, "node_cost", None)
+    if cost is not None and check_node_cost(cost) != cost:
+        raise ValueError(f"policy {name}: node_cost: expected a tuple, got {cost!r}")
     outside = [w for w in window if w != 1 and w not in widths]
     if outside:
         raise ValueError(
-            f"policy {source!r} chooses from widths {list(window)}, but drafter {drafter} drafts "
+            f"policy {name} chooses from widths {list(window)}, but drafter {drafter} drafts "
             f"{_span(widths)}: {outside} cannot be drafted; use another policy or a fixed width"
         )
-    return policy
+
+
+def _fixed(text: str, pair: Pair) -> Fixed | None:
+    """The fixed width or tree that `text` spells, None for any other text."""
+    if (spelt := _SPELT.fullmatch(text)) is None:
+        return None
+    width, tree, costs = int(spelt[1]), int(spelt[2] or 0), spelt[3]
+    if costs is None:
+        return Fixed(width, tree)
+    from blockpilot.training.calibration import Calibration
+
+    measured = Calibration.load(costs)
+    measured.check_pair(pair.target, pair.drafter)
+    return Fixed(width, tree, measured.node_cost(width, tree))
 
 
 def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
@@ -67,14 +115,19 @@ def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
             f"policy 'predictor': {source} is {loaded.policy!r} and no predictor ships with this installation; "
             "train one with `blockpilot train-policy` and pass its file"
         )
-    loaded.policy.sampled = _sampled(loaded.training)
+    labels = loaded.training.get("labels")
+    labels = labels if isinstance(labels, dict) else {}
+    loaded.policy.sampled = _sampled(labels)
+    try:
+        loaded.policy.trees = {**loaded.policy.trees, **trees_of(labels, loaded.policy.window)}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{source}: training labels: {error}") from error
     return loaded.policy
 
 
-def _sampled(training: dict[str, Any]) -> bool | None:
+def _sampled(labels: dict[str, Any]) -> bool | None:
     """Whether the labels a policy was fitted to came from sampled answers; None if its file does not say."""
-    labels = training.get("labels")
-    temperature = labels.get("temperature") if isinstance(labels, dict) else None
+    temperature = labels.get("temperature")
     return temperature > 0 if isinstance(temperature, (int, float)) else None
 
 

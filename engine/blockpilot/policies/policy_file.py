@@ -3,7 +3,7 @@
 Metadata key "blockpilot_policy" is JSON: format, pair {target, drafter}, architecture {kind, input_kind,
 input_size, hidden, window, dropout, depth (2 where missing)}, objective, cost {width: seconds} or null, report
 (held out), training (settings). A fixed width is a file without tensors whose architecture is {kind: "fixed",
-width}. No pickle.
+width} and, for trees, tree and node_cost (null: whole trees). No pickle.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def save_policy(file: PolicyFile, path: str | Path) -> None:
     head = {
         "format": FORMAT,
         "pair": asdict(file.pair),
-        "architecture": {"kind": "fixed", "width": policy.width}
-        if isinstance(policy, Fixed)
-        else asdict(policy.architecture),
+        "architecture": _fixed_values(policy) if isinstance(policy, Fixed) else asdict(policy.architecture),
         "objective": file.objective,
         "cost": None if file.cost is None else {str(w): c for w, c in file.cost.items()},
         "report": file.report,
@@ -185,19 +183,26 @@ def _metadata(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     return head
 
 
+def _fixed_values(policy: Fixed) -> dict[str, Any]:
+    values: dict[str, Any] = {"kind": "fixed", "width": policy.width}
+    return values | {"tree": policy.tree, "node_cost": policy.node_cost} if policy.tree else values
+
+
 def _fixed(path: Path, header: dict[str, Any], head: dict[str, Any]) -> Fixed | None:
     """The fixed width of such a file; None for any other kind."""
     values = head["architecture"]
     if values.get("kind") != "fixed":
         return None
     tensors = sorted(set(header) - {"__metadata__"})
-    if set(values) != {"kind", "width"} or tensors:
+    sizes = {name: value for name, value in values.items() if name != "kind"}
+    if set(sizes) not in ({"width"}, {"width", "tree", "node_cost"}) or tensors:
         raise PolicyFileError(
-            f"{path}: expected kind and width and no tensors in a fixed policy, found {sorted(values)}, {tensors}"
+            f"{path}: expected kind and width, or tree and node_cost too, and no tensors in a fixed policy, found "
+            f"{sorted(values)}, {tensors}"
         )
     try:
-        return Fixed(values["width"])
-    except ValueError as error:
+        return Fixed(**sizes)
+    except (ValueError, TypeError) as error:
         raise PolicyFileError(f"{path}: {error}") from error
 
 

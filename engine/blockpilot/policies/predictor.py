@@ -216,6 +216,7 @@ class Predictor:
 
     Attributes:
         sampled: whether it is for requests that sample; the engine decodes the others plain. None: for all.
+        trees: as in `BlockPolicy`.
     """
 
     sampled: bool | None = None
@@ -224,6 +225,7 @@ class Predictor:
         self.network = network.eval().requires_grad_(False)
         self.architecture = network.architecture
         self.window = network.architecture.window
+        self.trees: dict[int, int] = {}
         self._embedding: Tensor | Table | None = None
         self._pack(torch.device("cpu"))
 

@@ -9,9 +9,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from blockpilot.plan import StepPlan
     from blockpilot.rows import Rows
-    from blockpilot.state import State
     from blockpilot.targets.config import ModelConfig
 
 
@@ -37,9 +35,10 @@ class Target(Protocol):
     cache: Any
 
     @property
-    def verify_commit(self) -> Callable[[State, StepPlan, Tensor | None], tuple[Tensor, list[int]]] | None:
-        """`begin_block`, `verify`, the choices, their commit and its report in one call, (state, plan, noise) →
-        features, report (see `packed_decoder.verify_commit`); None: the step takes them one by one."""
+    def verify_commit(self) -> Callable[..., tuple[Tensor, list[int]]] | None:
+        """`begin_block`, `verify`, the choices, their commit and its report in one call, (state, plan, noise) and for
+        a plan with trees their proposal → features, report (see `packed_decoder.verify_commit`); None: the step takes
+        them one by one."""
 
     def use_features(self, layers: Sequence[int]) -> None:
         """Choose the hidden states handed to the drafter (HF convention), or ValueError."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from blockpilot.drafters import Proposal
 from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows, make_rows
 from blockpilot.state import State
@@ -232,8 +233,10 @@ class CppTarget:
         moves = [torch.where(kept, begin[:, None] + x, 0).flatten() for x in (source, columns)]
         move_places(self.cache.k, self.cache.v, slots.repeat_interleave(len(columns)), *moves)
 
-    def verify_commit(self, state: State, plan: StepPlan, noise: Tensor | None) -> tuple[Tensor, list[int]]:
-        """Verify every active slot's block, choose and commit, in one call; see `Target`."""
+    def verify_commit(
+        self, state: State, plan: StepPlan, noise: Tensor | None, trees: Proposal | None = None
+    ) -> tuple[Tensor, list[int]]:
+        """Verify every active slot's block or tree, choose and commit, in one call; see `Target`."""
         self.forwards += 1
         return verify_commit(
             self._weights,
@@ -243,11 +246,12 @@ class CppTarget:
             self.cache.v,
             self.rope,
             state.tensors,
-            (plan.slots, plan.widths),
+            (plan.slots, plan.nodes or plan.widths),
             self.feature_layers,
             noise,
             bans=plan.bans,
             filtered=plan.filtered,
+            drafted=None if trees is None else trees.shape,
         )
 
     def prefill(self, slot: int, prompt: Sequence[int]) -> tuple[Tensor, Tensor]:

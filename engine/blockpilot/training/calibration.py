@@ -1,8 +1,9 @@
 """What a step costs on one machine with one pair, as a JSON file that policies and reports can read.
 
 Keys: calibration (the format, 1), pair {target, drafter}, dtype, weights, device, backend, threads, hardware, versions,
-rows and fit. A row is one measured cell: requests, context, width, sum_width, steps, and ms with median, p10
-and p90 of every phase and of the total. `fit` is derived from the rows and is not read back.
+rows, trees and fit. A row is one measured cell: requests, context, width, sum_width, steps, and ms with median, p10
+and p90 of every phase and of the total; one of `trees`, which may be missing, has `nodes` too. `fit` is derived from
+the rows and is not read back.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ from blockpilot.policies.contract import Pair
 from blockpilot.training.calibration_rows import DIGITS, StepCost, parse_rows
 
 FORMAT = 1
-KEYS = ("pair", "dtype", "weights", "device", "backend", "threads", "hardware", "versions", "rows", "fit")
+KEYS = (
+    "pair",
+    "dtype",
+    "weights",
+    "device",
+    "backend",
+    "threads",
+    "hardware",
+    "versions",
+    "rows",
+    "trees",
+    "fit",
+)
 REMEDY = "measure again with `blockpilot calibrate`"
 
 
@@ -55,6 +68,7 @@ class Calibration:
         pair: fingerprints of target and drafter, drafter "none" for a target alone.
         dtype, weights, device, backend, threads: what the engine ran with. hardware, versions: JSON-ready.
         rows: a cell for every combination of the requests, contexts and widths that occur; width 1 is one.
+        trees: cells of trees, for every combination of the same requests and contexts and of their widths and nodes.
 
     Raises:
         ValueError: no rows, a cell twice, a cell missing, or nothing measured at width 1.
@@ -69,6 +83,7 @@ class Calibration:
     hardware: dict[str, Any]
     versions: dict[str, str | None]
     rows: tuple[StepCost, ...]
+    trees: tuple[StepCost, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("dtype", "weights", "device", "backend"):
@@ -107,6 +122,13 @@ class Calibration:
             raise ValueError(f"rows: expected every cell once, got requests, context, width {twice} again")
         if missing := sorted(expected - set(cells)):
             raise ValueError(f"rows: expected every requests, context, width, missing {missing[:3]}")
+        grown = {(t.requests, t.context, t.width, t.nodes) for t in self.trees}
+        shapes = {shape[2:] for shape in grown}
+        wanted = {(r, c, *shape) for r in self.requests for c in self.contexts for shape in shapes}
+        if grown != wanted or len(grown) < len(self.trees):
+            raise ValueError(
+                "trees: expected every requests and context of the rows once for each width and nodes"
+            )
 
     def cost(self, width: int, context: float, requests: int = 1) -> float:
         """Median milliseconds of a step of `requests` requests, each of `width` and with `context` cached tokens.
@@ -134,6 +156,23 @@ class Calibration:
         by_context = [(c, _between([(w, total[c, w]) for w in widths], width)) for c in self.contexts]
         return _between(by_context, context)
 
+    def node_cost(self, width: int, nodes: int) -> tuple[float, ...]:
+        """Milliseconds of a step whose trees of blocks of `width` have 1 … `nodes` nodes, at the smallest context and
+        number of requests: lines between points that never fall, the nearest such to those measured.
+
+        Raises:
+            ValueError: no such trees, or none as large, were measured.
+        """
+        place = (self.requests[0], self.contexts[0], width)
+        points = sorted((t.nodes, t.total) for t in self.trees if (t.requests, t.context, t.width) == place)
+        if not points or points[-1][0] < nodes:
+            raise ValueError(
+                f"trees: expected measured ones of width {width} with up to {nodes} nodes, got "
+                f"{points[-1][0] if points else 'none'}; measure with `blockpilot calibrate --trees {width}/{nodes}`"
+            )
+        rising = _rising(points)
+        return tuple(_between(rising, n) for n in range(1, nodes + 1))
+
     def fits(self) -> tuple[Fit, ...]:
         """The cost model's constants at every context; empty unless two widths above 1 were measured."""
         if len(self.widths) < 3:
@@ -154,10 +193,18 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form: what `save` writes."""
-        named = {key: getattr(self, key) for key in KEYS[1:-2]}
+        named = {key: getattr(self, key) for key in KEYS[1:-3]}
         rows = [row.to_dict() for row in self.rows]
+        trees = [row.to_dict() for row in self.trees]
         fits = [fit.to_dict() for fit in self.fits()]
-        return {"calibration": FORMAT, "pair": asdict(self.pair), **named, "rows": rows, "fit": fits}
+        return {
+            "calibration": FORMAT,
+            "pair": asdict(self.pair),
+            **named,
+            "rows": rows,
+            "trees": trees,
+            "fit": fits,
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the file; it appears whole or not at all."""
@@ -191,15 +238,17 @@ class Calibration:
             raise ValueError("expected an object with the key 'calibration'; this is no calibration")
         if found["calibration"] is True or found["calibration"] != FORMAT:
             raise ValueError(f"calibration: expected format {FORMAT}, got {found['calibration']!r}")
-        values = {key: value for key, value in found.items() if key != "calibration"}
+        values = {"trees": [], **found}
+        del values["calibration"]
         if set(values) != set(KEYS):
             missing, unknown = sorted(set(KEYS) - set(values)), sorted(set(values) - set(KEYS))
             raise ValueError(f"expected keys {list(KEYS)}, missing {missing}, unknown {unknown}")
         pair, rows = values.pop("pair"), parse_rows(values.pop("rows"))
+        trees = parse_rows(values.pop("trees"), "trees", frozenset({"nodes"}))
         if not isinstance(pair, dict) or set(pair) != {"target", "drafter"}:
             raise ValueError(f"pair: expected target and drafter, got {pair!r}")
         del values["fit"]
-        return cls(Pair(**pair), rows=rows, **values)
+        return cls(Pair(**pair), rows=rows, trees=trees, **values)
 
 
 def _refuse(constant: str) -> float:
@@ -213,6 +262,20 @@ def _between(points: Sequence[tuple[int, float]], at: float) -> float:
         return points[min(i, len(points) - 1)][1]
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Of all sequences over the same places that never fall, the one of least squares (adjacent violators pooled)."""
+    pools: list[tuple[float, int]] = []
+    for _, mean in points:
+        count = 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean = (before * more + mean * count) / (more + count)
+            count += more
+        pools.append((mean, count))
+    means = [mean for mean, count in pools for _ in range(count)]
+    return [(x, mean) for (x, _), mean in zip(points, means, strict=True)]
 
 
 def _fit(context: int, rows: Sequence[StepCost]) -> Fit:

@@ -46,6 +46,7 @@ class StepCost:
 
     Attributes:
         steps: how many were measured. ms: spread of every phase and of the whole step, `PHASES`.
+        nodes: of each request's tree, the anchor included; 0 of a chain.
     """
 
     requests: int
@@ -53,12 +54,13 @@ class StepCost:
     width: int
     steps: int
     ms: dict[str, Spread]
+    nodes: int = 0
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected an int >= 1, got {value!r}")
+        for name in (*_COUNTS, "nodes"):
+            value, least = getattr(self, name), int(name != "nodes")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: expected an int >= {least}, got {value!r}")
         if set(self.ms) != set(PHASES):
             raise ValueError(f"ms: expected phases {list(PHASES)}, got {sorted(self.ms)}")
         if self.total <= 0:
@@ -66,8 +68,8 @@ class StepCost:
 
     @property
     def sum_width(self) -> int:
-        """Σ width: the rows that the step computes."""
-        return self.requests * self.width
+        """Σ width or nodes: the rows that the step computes."""
+        return self.requests * (self.nodes or self.width)
 
     @property
     def total(self) -> float:
@@ -78,33 +80,35 @@ class StepCost:
         """JSON-ready form."""
         counts = {"requests": self.requests, "context": self.context, "width": self.width}
         ms = {phase: asdict(self.ms[phase]) for phase in PHASES}
+        counts |= {"nodes": self.nodes} if self.nodes else {}
         return {**counts, "sum_width": self.sum_width, "steps": self.steps, "ms": ms}
 
 
-def parse_rows(found: Any) -> tuple[StepCost, ...]:
-    """The rows of a calibration's JSON.
+def parse_rows(found: Any, name: str = "rows", more: frozenset[str] = frozenset()) -> tuple[StepCost, ...]:
+    """The rows of a calibration's JSON under the key `name`; `more`: keys that they have beside those of chains.
 
     Raises:
         ValueError: which row, what was expected and what it holds.
     """
     if not isinstance(found, list):
-        raise ValueError(f"rows: expected a list, got {type(found).__name__}")
+        raise ValueError(f"{name}: expected a list, got {type(found).__name__}")
     rows = []
     for i, row in enumerate(found):
         try:
-            rows.append(_parse_row(row))
+            rows.append(_parse_row(row, _ROW | more))
         except ValueError as error:
-            raise ValueError(f"rows[{i}]: {error}") from error
+            raise ValueError(f"{name}[{i}]: {error}") from error
     return tuple(rows)
 
 
-def _parse_row(row: Any) -> StepCost:
-    if not isinstance(row, dict) or set(row) != _ROW:
-        raise ValueError(f"expected keys {sorted(_ROW)}, got {_keys(row)}")
+def _parse_row(row: Any, keys: set[str]) -> StepCost:
+    if not isinstance(row, dict) or set(row) != keys:
+        raise ValueError(f"expected keys {sorted(keys)}, got {_keys(row)}")
     if not isinstance(row["ms"], dict):
         raise ValueError(f"ms: expected an object, got {row['ms']!r}")
     ms = {phase: _parse_spread(phase, value) for phase, value in row["ms"].items()}
-    cost = StepCost(**{name: row[name] for name in _COUNTS}, ms=ms)
+    counts = {name: row[name] for name in (*_COUNTS, "nodes") if name in keys}
+    cost = StepCost(**counts, ms=ms)
     if row["sum_width"] != cost.sum_width:
         raise ValueError(f"sum_width: expected requests * width = {cost.sum_width}, got {row['sum_width']!r}")
     return cost

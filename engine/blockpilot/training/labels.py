@@ -7,7 +7,7 @@ in full, and every labelled prompt is a check of exactness.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from blockpilot.errors import BlockPilotError
 from blockpilot.output import Output
 from blockpilot.params import SamplingParams
-from blockpilot.policies.contract import BlockPolicy, check_window
+from blockpilot.policies.contract import BlockPolicy, check_trees, check_window
 from blockpilot.progress import progress_bar
 from blockpilot.training.label_rows import label_rows, text_hash, usable
 from blockpilot.training.label_store import LabelStore
@@ -61,6 +61,7 @@ class _Run:
     seed: int
     raw_logits: bool
     replay: bool
+    trees: Mapping[int, int]
 
 
 def label_prompts(
@@ -75,6 +76,7 @@ def label_prompts(
     batch: int = 16,
     raw_logits: bool = False,
     replay: bool = True,
+    trees: Mapping[int, int] | None = None,
     progress: bool = True,
 ) -> LabelSummary:
     """Labels prompts into a JSONL file (`label_store`); an existing file of the same settings is continued.
@@ -90,6 +92,7 @@ def label_prompts(
         batch: prompts per `generate` call; rows are written after each.
         replay: decode at the first width only and replay the answer at the others, which gives the same labels for
             a fraction of the work; False decodes at every width and so checks that they agree.
+        trees: nodes of the trees that widths stand for, as in `BlockPolicy`; they are always decoded.
         raw_logits: also keep the last-position logits, 4·V bytes a prompt, for full predictors.
         progress: bar with the time left, on stderr.
 
@@ -99,7 +102,13 @@ def label_prompts(
     """
     if max_new_tokens < 2 or batch < 1:
         raise ValueError(f"expected max_new_tokens >= 2 and batch >= 1, got {max_new_tokens} and {batch}")
-    run = _Run(check_window(tuple(window)), max_new_tokens, temperature, seed, raw_logits, replay)
+    widths = check_window(tuple(window))
+    grown = check_trees(trees or {}, widths)
+    if widths[0] in grown:
+        raise ValueError(
+            f"trees: expected a chain or plain decoding at the first width, {widths[0]}, which answers are recorded at"
+        )
+    run = _Run(widths, max_new_tokens, temperature, seed, raw_logits, replay, grown)
     hashes = _hashes(prompts)
     recorder = Recorder(run.window)
     llm = llm_factory(recorder)
@@ -151,7 +160,10 @@ def _settings(llm: LLM, recorder: Recorder, run: _Run) -> dict[str, Any]:
     if outside:
         raise ValueError(f"window: the drafter drafts {list(llm.drafter.window)}, got {outside}")
     vocabulary, size = recorder.embedding.shape
-    return {
+    largest = llm.drafter.largest_tree if run.trees else 0
+    if max(run.trees.values(), default=0) > largest:
+        raise ValueError(f"trees: the drafter makes trees of at most {largest} nodes, got {dict(run.trees)}")
+    settings = {
         "pair": {"target": llm.target.fingerprint, "drafter": llm.drafter.fingerprint},
         "block_size": llm.drafter.block_size,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
@@ -165,6 +177,7 @@ def _settings(llm: LLM, recorder: Recorder, run: _Run) -> dict[str, Any]:
         "input_size": size,
         "vocabulary": vocabulary,
     }
+    return {**settings, "trees": {str(w): n for w, n in run.trees.items()}} if run.trees else settings
 
 
 def _unfinished(
@@ -196,12 +209,13 @@ def _decode(
                 seed=_seed(run.seed, p["id"]),
                 logprobs=0 if first and not run.replay else None,
                 width=None if first else width,
+                tree=run.trees.get(width),
             )
             for p in chunk
         ]
         if first:
             recorder.start()
-        if not run.replay:
+        if not run.replay or width in run.trees:
             outputs.append(llm.generate(texts, params))
         elif first:
             outputs.append(_record(llm, texts, params, answers))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockpilot.policies.contract import Fixed, Pair, Table
+from blockpilot.policies.contract import Fixed, Pair, Table, trees_of
 from blockpilot.policies.policy_file import OBJECTIVES, PolicyFile, save_policy
 from blockpilot.policies.predictor import Predictor
 from blockpilot.training.costs import Cost, read_cost
@@ -116,7 +116,8 @@ def load_data(
     data = load_examples(_files(labels), input_kind, window)
     if pair is not None and data.pair != pair:
         raise ValueError(f"labels: expected labels of {pair}, got labels of {data.pair}")
-    costs = None if cost is None else read_cost(cost, data.examples.window, data.pair)
+    trees = trees_of(data.settings, data.examples.window)
+    costs = None if cost is None else read_cost(cost, data.examples.window, data.pair, trees)
     if objective == "throughput" and window is None and costs is not None and 1 in costs:
         data = replace(data, examples=data.examples.with_plain())
     sets, repeated = _evaluation(_files(evaluation), input_kind, data)
@@ -268,7 +269,8 @@ def _save(
         save_policy(file, output)
         return
     save_policy(file, predictor_file(output))
-    save_policy(replace(file, policy=Fixed(report.fixed_width)), output)
+    tree = trees_of(data.labels.settings, window).get(report.fixed_width, 0)
+    save_policy(replace(file, policy=Fixed(report.fixed_width, tree)), output)
 
 
 def _call_us(predictor: Predictor, labels: LabelSet, table: Tensor | Table | None) -> float:

@@ -9,11 +9,11 @@ from blockpilot_kernels import dispatch
 from blockpilot_kernels.draft_tree import reference
 from blockpilot_kernels.validate import expect, expect_dim
 
-__all__ = ["draft_tree", "largest"]
+__all__ = ["draft_tree", "largest", "worthwhile"]
 
 
 def draft_tree(
-    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int
+    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int, cost: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of all trees of at most `budget` nodes the one with the largest Σ exp(path score), for R slots.
 
@@ -25,6 +25,7 @@ def draft_tree(
     Args:
         score: [R, D, K] float32 ≤ 0 of candidate k at depth d + 1, falling along K; −inf and NaN are never taken.
         deepest: [R] int64 depths that count. budget: [R] int64 nodes, the anchor included. nodes: highest budget.
+        cost: [nodes] float32 > 0, of a step that verifies 1, 2, … nodes: the tree is cut as `worthwhile` says.
 
     Returns:
         candidate, parent, depth [R, nodes − 1] int64 of the drafted nodes in the order they were found: parent −1 is
@@ -35,14 +36,32 @@ def draft_tree(
         ValueError: wrong shape, dtype or device.
     """
     _validate(score, deepest, budget, nodes)
+    if cost is not None:
+        expect("draft_tree", "cost", cost, torch.float32, (nodes,), score)
     backend = dispatch.backend_for("draft_tree", score)
     if backend == "cpp":
-        return torch.ops.blockpilot.draft_tree(score, deepest, budget, nodes)
+        return torch.ops.blockpilot.draft_tree(score, deepest, budget, nodes, cost)
     if backend == "triton":
         from blockpilot_kernels.draft_tree import kernel
 
-        return kernel.draft_tree(score, deepest, budget, nodes)
-    return reference.draft_tree(score, deepest, budget, nodes)
+        return kernel.draft_tree(score, deepest, budget, nodes, cost)
+    return reference.draft_tree(score, deepest, budget, nodes, cost)
+
+
+def worthwhile(total: Tensor, count: Tensor, cost: Tensor) -> Tensor:
+    """How many nodes of trees, which are found best first, make the most tokens per second (CaDDTree, 2606.01813).
+
+    n nodes are expected to yield 1 + Σ exp(total) tokens, the bonus included, in `cost` of n. The paper stops where
+    that pace no longer rises; the best of all prefixes is the same where cost is convex, and never worse.
+
+    Args:
+        total: [R, N − 1] float32 path scores of the drafted nodes, falling. count: [R] int64 nodes that there are, the
+            anchor included; 0 stays 0. cost: [N] float32 > 0.
+
+    Returns:
+        [R] int64, at most `count`; the fewest of equals.
+    """
+    return reference.worthwhile(total, count, cost)
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
@@ -80,7 +99,7 @@ if dispatch.extension_error() is None:
 
     @torch.library.register_fake("blockpilot::draft_tree")
     def _(
-        score: Tensor, deepest: Tensor, budget: Tensor, nodes: int
+        score: Tensor, deepest: Tensor, budget: Tensor, nodes: int, cost: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         made = [deepest.new_empty(len(deepest), nodes - 1) for _ in range(3)]
         return made[0], made[1], made[2], torch.empty_like(deepest)

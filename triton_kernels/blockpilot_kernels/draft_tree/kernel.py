@@ -13,7 +13,8 @@ LOWEST = tl.constexpr(-float("inf"))
 
 @triton.jit
 def draft_tree_kernel(
-    SCORE, DEEPEST, BUDGET, CANDIDATE, PARENT, DEPTH, COUNT, nodes, depths, width, NODES: tl.constexpr
+    SCORE, DEEPEST, BUDGET, COST, CANDIDATE, PARENT, DEPTH, COUNT, nodes, depths, width,
+    NODES: tl.constexpr, STOP: tl.constexpr,
 ):  # fmt: skip
     """`tried` counts the candidates below a node that are in the tree; the next one of each is on offer."""
     r = tl.program_id(0).to(tl.int64)
@@ -27,6 +28,8 @@ def draft_tree_kernel(
     )
     parent = tl.full([NODES], -1, tl.int32)
     count = tl.where(budget > 0, 1, 0)
+    kept, expected = count, 1.0
+    pace = 1.0 / tl.load(COST) if STOP else 0.0
     for n in range(1, nodes):
         m = (j < n) & (depth < limit) & (tried < width)
         step = tl.load(SCORE + (r * depths + depth) * width + tried, mask=m, other=LOWEST)
@@ -41,6 +44,15 @@ def draft_tree_kernel(
         total = tl.where(here, best, total)
         tried = tl.where(above & found, tried + 1, tried)
         count += tl.where(found, 1, 0)
+        if STOP:
+            expected += tl.exp(best)
+            here_pace = expected / tl.load(COST + n)
+            better = found & (here_pace > pace)
+            kept, pace = tl.where(better, count, kept), tl.where(better, here_pace, pace)
+    if STOP:
+        count = kept
+        candidate, depth = tl.where(j < kept, candidate, 0), tl.where(j < kept, depth, 0)
+        parent = tl.where(j < kept, parent, -1)
     o, m = r * (nodes - 1) + j - 1, (j > 0) & (j < nodes)
     tl.store(CANDIDATE + o, candidate.to(tl.int64), mask=m)
     tl.store(PARENT + o, parent.to(tl.int64), mask=m)
@@ -49,16 +61,16 @@ def draft_tree_kernel(
 
 
 def draft_tree(
-    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int
+    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int, cost: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `blockpilot_kernels.draft_tree.draft_tree`."""
     slots, depths, width = score.shape
     candidate, parent, depth = torch.empty((3, slots, nodes - 1), dtype=torch.int64, device=score.device)
     count = torch.empty_like(deepest, memory_format=torch.contiguous_format)
     if slots > 0:
-        given = [t.contiguous() for t in (score, deepest, budget)]
+        given = [t.contiguous() for t in (score, deepest, budget, score if cost is None else cost)]
         draft_tree_kernel[(slots,)](
             *given, candidate, parent, depth, count, nodes, depths, width,
-            NODES=triton.next_power_of_2(nodes), **OPTIONS,
+            NODES=triton.next_power_of_2(nodes), STOP=cost is not None, **OPTIONS,
         )  # fmt: skip
     return candidate, parent, depth, count

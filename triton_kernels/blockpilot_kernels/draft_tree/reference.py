@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def draft_tree(
-    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int
+    score: Tensor, deepest: Tensor, budget: Tensor, nodes: int, cost: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `blockpilot_kernels.draft_tree.draft_tree`."""
     slots, depths, width = score.shape
@@ -30,7 +30,20 @@ def draft_tree(
         parent[:, n : n + 1] = torch.where(found, at - 1, -1)
         tried.scatter_add_(1, at, found.long())
         count = count + found[:, 0]
-    return candidate[:, 1:].clone(), parent[:, 1:].clone(), depth[:, 1:].clone(), count
+    if cost is not None:
+        count = worthwhile(total[:, 1:], count, cost)
+    kept = torch.arange(1, nodes, device=score.device) < count[:, None]
+    made = ((candidate, 0), (parent, -1), (depth, 0))
+    drafted = [torch.where(kept, x[:, 1:], empty) for x, empty in made]
+    return drafted[0], drafted[1], drafted[2], count
+
+
+def worthwhile(total: Tensor, count: Tensor, cost: Tensor) -> Tensor:
+    """See `blockpilot_kernels.draft_tree.worthwhile`."""
+    pace = torch.nn.functional.pad(total.exp(), (1, 0), value=1.0).cumsum(1) / cost
+    column = torch.arange(len(cost), device=cost.device)
+    best = torch.where(column < count[:, None], pace, -torch.inf).argmax(1) + 1  # of equals the first
+    return torch.minimum(best, count)
 
 
 def largest(scores: Tensor, count: int) -> Tensor:

@@ -83,29 +83,34 @@ def verify_commit(
     *,
     bans: bool,
     filtered: bool,
+    drafted: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, list[int]]:
     """One step of some slots: `decoder_forward` over their blocks, `choose` of every row, `accept_commit`.
 
-    Each row's logits become its choice where they are made; the results are those of the three ops, bit for bit.
+    Each row's logits become its choice where they are made; the results are those of the three ops, bit for bit. Of
+    trees the path that the target takes is committed, and its keys, values and features are moved together.
 
     Args:
         weights … rope, feature_layers: as in `decoder_forward`.
         state: `blockpilot.state.State.tensors`; `block` holds the drafts, its column 0 and `effective` are set here.
-        members: slots and the widths they were given; their packed rows follow one another, N in all.
+        members: slots and the widths or nodes they were given; their packed rows follow one another, N in all.
         noise: [N, V] float32 from `gumbel_noise`, or None: every row is greedy.
         bans: some slot may not choose its stop ids yet. filtered: some slot filters.
+        drafted: of trees parent, depth [slots, W − 1] and nodes [slots], int64, as in `blockpilot.drafters.Proposal`;
+            None: every block is a chain.
 
     Returns:
         features [N, n·H] float32, 0 where a row does not exist; and what was committed, slot after slot: count,
         accepted, effective width, finish code, `count` ids.
 
     Raises:
-        ValueError: as in `decoder_forward`, or a state of other shapes.
+        ValueError: as in `decoder_forward`, or a state of other shapes, or no trees.
     """
     dispatch.count("verify_commit", "cpp")
     return torch.ops.blockpilot.verify_commit(
-        weights, plan, scalars, keys, values, *rope, state, *members, feature_layers, noise, bans, filtered
-    )
+        weights, plan, scalars, keys, values, *rope, state, *members, feature_layers, noise, bans, filtered,
+        list(drafted or ()),
+    )  # fmt: skip
 
 
 def draft_block(
