@@ -40,7 +40,7 @@ AnswersArgument = Annotated[Path, typer.Argument(help="Folder written by make-da
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder of the run; continued if there.")]
 BlocksOption = Annotated[int, typer.Option("--blocks", min=1, help="Blocks to train on, all runs together.")]
 MinutesOption = Annotated[float | None, typer.Option("--minutes", help="Stop, resumable, after about these.")]
-KindOption = Annotated[str, typer.Option("--kind", help="dflash or eagle3.")]
+KindOption = Annotated[str, typer.Option("--kind", help="dflash, eagle3 or specblock.")]
 LayersOption = Annotated[
     int | None, typer.Option("--layers", min=1, help="Layers of the drafter; default: 2, of EAGLE-3 its one.")
 ]
@@ -61,6 +61,13 @@ WidthsOption = Annotated[
 ]
 DistilOption = Annotated[
     float, typer.Option("--distil", min=0, max=1, help="Weight of the target's probabilities in the loss.")
+]
+GammaOption = Annotated[
+    float | None,
+    typer.Option("--gamma", help="Decay of the columns' weights; default: 4, of SpecBlock 4.48, 0.8 a column."),
+]
+WithoutOption = Annotated[
+    str | None, typer.Option("--without", help="Parts of SpecBlock to leave out: shift, valid-prefix.")
 ]
 DraftVocabularyOption = Annotated[
     int,
@@ -88,13 +95,14 @@ def run(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Answers of a step.")] = 8,
     anchors: Annotated[int, typer.Option("--anchors", min=1, help="Blocks of an answer and step.")] = 32,
     rate: Annotated[float, typer.Option("--learning-rate", help="At its highest.")] = 1e-3,
-    gamma: Annotated[float, typer.Option("--gamma", help="Decay of the columns' weights.")] = 4.0,
+    gamma: GammaOption = None,
     distil: DistilOption = 0.5,
     draft_vocabulary: DraftVocabularyOption = 8192,
     vocabulary: Annotated[int, typer.Option("--vocabulary", min=2, help="Ids of a step's softmax.")] = 8192,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, order and anchors.")] = 0,
     validation: Annotated[int, typer.Option("--validation", min=1, help="Answers τ is measured on.")] = 48,
     widths: Annotated[str, typer.Option("--widths", help="Widths τ is measured at.")] = "4,8",
+    without: WithoutOption = None,
     every: Annotated[float, typer.Option("--every", help="Minutes between validations.")] = 4.0,
     weights: WeightsOption = "auto",
     device: DeviceOption = "cpu",
@@ -122,13 +130,14 @@ def run(
         "validation": validation,
         "widths": parse_window("--widths", widths),
         "every": 60 * every,
+        "without": () if without is None else tuple(without.split(",")),
     }
     recipe = {
         "blocks": blocks,
         "batch": batch,
         "anchors": anchors,
         "widths": _range(train_widths, block_size),
-        "gamma": gamma,
+        "gamma": (4.48 if kind == "specblock" else 4.0) if gamma is None else gamma,
         "rate": rate,
         "vocabulary": vocabulary,
         "distil": distil,

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from blockpilot.drafters.folder import FILES
+from blockpilot.drafters.specblock_config import BLOCKS as DRAFTED
 from blockpilot.policies.atomic import replacing
 from blockpilot.targets.checkpoint import Checkpoint
 from blockpilot.training.draft_kinds import KINDS
 from blockpilot.training.draft_training import Recipe
 
 FORMAT = 1
+PARTS = ("shift", "valid-prefix")  # of SpecBlock, that a drafter or its training can do without
 SHORTEST = 8  # answers below this teach nothing about blocks
 _BINDING = (
     "kind",
@@ -25,8 +27,9 @@ _BINDING = (
     "start",
     "mask_token_id",
     "draft_vocabulary",
+    "without",
 )  # of every resumption
-_BEFORE = {"draft_vocabulary": 0, "kind": "dflash"}  # of runs that began when there was no such option
+_BEFORE = {"draft_vocabulary": 0, "kind": "dflash", "without": []}  # of runs that began when there was no such option
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class DraftOptions:
         start: target layers its own begin as, () for random ones. mask_token_id: None picks one.
         draft_vocabulary: ids it drafts, the most frequent of the training answers; 0 for all.
         validation: greedy answers of the validation families that τ is measured on. widths: to measure at.
-        every: seconds between validations.
+        every: seconds between validations. without: parts of SpecBlock to leave out, of `PARTS`.
 
     Raises:
         ValueError: a number out of range.
@@ -59,6 +62,7 @@ class DraftOptions:
     validation: int = 48
     widths: tuple[int, ...] = (4, 8)
     every: float = 240.0
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -72,6 +76,15 @@ class DraftOptions:
             raise ValueError(f"widths: expected widths of at least 2, got {list(self.widths)}")
         if not self.every > 0:
             raise ValueError(f"every: expected seconds above 0, got {self.every}")
+        known = PARTS if self.kind == "specblock" else ()
+        if other := [x for x in self.without if x not in known]:
+            raise ValueError(f"without: expected parts of {known} of kind {self.kind!r}, got {other}")
+        most = DRAFTED * (self.block_size - 1) + 1
+        if self.kind == "specblock" and max(self.widths) > most:
+            raise ValueError(
+                f"widths: expected at most {most}, {DRAFTED} blocks of {self.block_size - 1} ids, got "
+                f"{list(self.widths)}"
+            )
 
     def starting_layers(self, count: int) -> tuple[int, ...]:
         """Target layers, of `count`, that the drafter's begin as; () for random ones.
@@ -95,6 +108,19 @@ class DraftOptions:
                 f"drafter's, got {list(start)}"
             )
         return start
+
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that the kind cannot follow.
+
+        Raises:
+            ValueError: random widths of SpecBlock blocks, which are trained whole.
+        """
+        if self.kind == "specblock" and recipe.widths != (self.block_size, self.block_size):
+            raise ValueError(
+                f"train widths: expected {self.block_size} alone of SpecBlock blocks, which are trained whole, got "
+                f"{recipe.widths}; leave them out"
+            )
 
 
 class RunFolder:

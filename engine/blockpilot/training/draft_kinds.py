@@ -13,14 +13,19 @@ from blockpilot.drafters.dflash_checkpoint import save_dflash
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.drafters.eagle3_checkpoint import save_eagle3
 from blockpilot.drafters.eagle3_config import Eagle3Config
+from blockpilot.drafters.specblock_checkpoint import save_specblock
+from blockpilot.drafters.specblock_config import SpecBlockConfig
 from blockpilot.targets.config import ModelConfig
 from blockpilot.training.draft_model import DraftModel, drafter_config, start_from_target
+from blockpilot.training.draft_training import DraftTrainer
 from blockpilot.training.eagle3_model import Eagle3Model, eagle3_config, start_eagle3
+from blockpilot.training.specblock_model import SpecBlockModel, specblock_config, start_specblock
+from blockpilot.training.specblock_training import SpecBlockTrainer
 
 if TYPE_CHECKING:
     from blockpilot.training.draft_folder import DraftOptions
 
-Model: TypeAlias = DraftModel | Eagle3Model
+Model: TypeAlias = DraftModel | Eagle3Model | SpecBlockModel
 
 
 class Kind(Protocol):
@@ -37,6 +42,9 @@ class Kind(Protocol):
     def model(self, length: int, scale: Tensor) -> Model:
         """A random one, see `DraftModel`."""
 
+    def trainer(self, *parts: Any) -> DraftTrainer:
+        """Of the model; see `DraftTrainer`."""
+
     def start(self, model: Any, tensors: Mapping[str, Tensor], layers: Sequence[int], states: Tensor) -> None:
         """Begin as target layers; states [N, H] some of its last feature."""
 
@@ -47,7 +55,7 @@ class Kind(Protocol):
 class DFlashKind:
     """See `Kind`; ids: [V'] that it drafts, None for all."""
 
-    own_ids = None
+    own_ids, trainer = None, DraftTrainer
 
     def __init__(self, target: ModelConfig, options: DraftOptions, mask: int, ids: Tensor | None) -> None:
         o = options
@@ -70,6 +78,8 @@ class DFlashKind:
 class Eagle3Kind:
     """See `Kind`; ids: [V'] that it drafts, None for all."""
 
+    trainer = DraftTrainer
+
     def __init__(self, target: ModelConfig, options: DraftOptions, mask: int, ids: Tensor | None) -> None:
         self.own_ids = torch.arange(target.vocab_size) if ids is None else ids
         o = options
@@ -90,7 +100,35 @@ class Eagle3Kind:
         save_eagle3(folder, self.source, tensors, self._ids)
 
 
+class SpecBlockKind:
+    """See `Kind`; ids: [V'] that it drafts, None for all."""
+
+    def __init__(self, target: ModelConfig, options: DraftOptions, mask: int, ids: Tensor | None) -> None:
+        self.own_ids = torch.arange(target.vocab_size) if ids is None else ids
+        self._ids, self._without, o = ids, options.without, options
+        shape = (o.layers, o.block_size, o.feature_layers, len(self.own_ids), "shift" not in o.without)
+        self.source = specblock_config(target, *shape)
+        self._config = SpecBlockConfig.from_json(self.source)
+        assert self._config.hidden_states is not None  # written just above
+        self.layers = tuple(k - 1 for k in self._config.hidden_states)
+
+    def model(self, length: int, scale: Tensor) -> SpecBlockModel:
+        return SpecBlockModel(self._config, length, scale)
+
+    def trainer(self, *parts: Any) -> SpecBlockTrainer:
+        return SpecBlockTrainer(*parts, valid_prefix="valid-prefix" not in self._without)
+
+    def start(
+        self, model: SpecBlockModel, tensors: Mapping[str, Tensor], layers: Sequence[int], states: Tensor
+    ) -> None:
+        start_specblock(model, tensors, layers, self.own_ids)
+
+    def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        save_specblock(folder, self.source, tensors, self._ids)
+
+
 KINDS: dict[str, Callable[[ModelConfig, DraftOptions, int, Tensor | None], Kind]] = {
     "dflash": DFlashKind,
     "eagle3": Eagle3Kind,
+    "specblock": SpecBlockKind,
 }

@@ -102,15 +102,26 @@ class DraftIds:
 def draft_loss(
     hidden: Tensor, rows: Tensor, labels: Labels, ids: Tensor, extra: Tensor, distil: float
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss and which rows guess right among `ids` [M] bool.
-
-    (1 − λ)·CE(choice) + λ·Σ_k p_k·(−log q_k), weighted; λ = `distil`.
+    """Mean `row_loss`, weighted, and which rows guess right among `ids` [M] bool.
 
     Args:
-        hidden: [M, H] rows with a label. rows: [C, H] of the head, for `ids` [C] sorted, every label among them; a
-            teacher's id may be missing where its probability is 0.
+        hidden: [M, H] rows with a label. rows: [C, H] of the head, for `ids` [C].
     """
     logits = F.linear(hidden, rows.to(hidden.dtype)).float() + extra
+    loss = row_loss(logits, labels, ids, distil)
+    weighted = (loss * labels.weight).sum() / labels.weight.sum().clamp_min(LEAST)  # no label: no gradient
+    with torch.no_grad():
+        right = logits.sub(extra).argmax(-1) == torch.searchsorted(ids, labels.ids)
+    return weighted, right
+
+
+def row_loss(logits: Tensor, labels: Labels, ids: Tensor, distil: float) -> Tensor:
+    """[M] (1 − λ)·CE(choice) + λ·Σ_k p_k·(−log q_k); λ = `distil`.
+
+    Args:
+        logits: [M, C] float32 for `ids` [C] sorted, every label among them; a teacher's id may be missing where its
+            probability is 0.
+    """
     normaliser = logits.logsumexp(-1, keepdim=True)
     chosen = torch.searchsorted(ids, labels.ids)
     loss = (normaliser - logits.gather(1, chosen[:, None]))[:, 0]
@@ -118,7 +129,4 @@ def draft_loss(
         taught = torch.searchsorted(ids, labels.teacher_ids).clamp_max(len(ids) - 1)
         log_q = logits.gather(1, taught) - normaliser
         loss = (1 - distil) * loss - distil * (labels.teacher_p * log_q).sum(-1)
-    weighted = (loss * labels.weight).sum() / labels.weight.sum().clamp_min(LEAST)  # no label: no gradient
-    with torch.no_grad():
-        right = logits.sub(extra).argmax(-1) == chosen
-    return weighted, right
+    return loss

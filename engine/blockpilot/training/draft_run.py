@@ -27,7 +27,7 @@ from blockpilot.training.draft_batches import Reader
 from blockpilot.training.draft_data import FeatureCache, feature_cache
 from blockpilot.training.draft_folder import SHORTEST, DraftOptions, RunFolder, check_rows
 from blockpilot.training.draft_kinds import KINDS, Kind, Model
-from blockpilot.training.draft_training import DraftTrainer, Recipe
+from blockpilot.training.draft_training import Recipe
 from blockpilot.training.draft_watch import Stop, Window
 
 SAMPLE = 48  # answers that the features' sizes are taken from
@@ -63,6 +63,7 @@ class DraftRun:
             )
         rows = [r for _, _, shard in shards for r in shard]
         check_rows(rows, recipe.batch, options.answers)
+        options.check(recipe)
         self._start = options.starting_layers(self.checkpoint.config.num_layers)
         run, digests = RunFolder(folder), [digest for _, digest, _ in shards]
         counts = _count_ids(rows, self.checkpoint.config.vocab_size)
@@ -80,7 +81,7 @@ class DraftRun:
         head = tensors[HEAD].float().to(device) if HEAD in tensors else embedding
         parts = (data.train, data.lengths, embedding, head, counts)
         model = self._model(data, recipe).to(device)
-        self.trainer = DraftTrainer(model, recipe, *parts, _dtype(device), self.kind.own_ids)
+        self.trainer = self.kind.trainer(model, recipe, *parts, _dtype(device), self.kind.own_ids)
         self._validation = data.validation
         self._logged = 0
         if self._state.exists():

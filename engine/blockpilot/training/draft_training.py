@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +22,7 @@ from torch import Tensor
 from blockpilot.errors import TrainingDivergedError
 from blockpilot.policies.atomic import replacing
 from blockpilot.training.draft_batches import Order, Reader, make_blocks, random_anchors
-from blockpilot.training.draft_kinds import Model
+from blockpilot.training.draft_data import Answer
 from blockpilot.training.draft_loss import (
     ABSENT,
     DraftIds,
@@ -32,6 +32,9 @@ from blockpilot.training.draft_loss import (
     position_weights,
 )
 from blockpilot.training.draft_validation import validate
+
+if TYPE_CHECKING:
+    from blockpilot.training.draft_kinds import Model
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -141,7 +144,7 @@ class DraftTrainer:
             group["lr"] = r.rate_at(self.blocks)
         low, high = r.widths
         width = low + int(torch.randint(high - low + 1, (), generator=self.generator))
-        loss, right, labels = self._loss(width)
+        loss, right, column = self._loss(width)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), r.clip)
         if not (loss.isfinite() and norm.isfinite()):
@@ -155,7 +158,6 @@ class DraftTrainer:
         self.blocks += r.batch * r.anchors
         self.tokens += len(right)
         self.seconds += time.process_time() - begun
-        column = (labels.ids != ABSENT).nonzero()[:, 0] % (width - 1)
         return {
             "loss": float(loss.detach()),
             "column": column,
@@ -163,10 +165,14 @@ class DraftTrainer:
             "rate": r.rate_at(self.blocks),
         }
 
-    def _loss(self, width: int) -> tuple[Tensor, Tensor, Labels]:
-        r = self.recipe
+    def _answers(self) -> tuple[list[Answer], list[Tensor]]:
+        """Those of the next step, and anchors in each."""
         answers = [self.readers[i]() for i in self.order.next(self.lengths)]
-        anchors = [random_anchors(a, r.anchors, self.generator) for a in answers]
+        return answers, [random_anchors(a, self.recipe.anchors, self.generator) for a in answers]
+
+    def _loss(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the next step; rightness and column of every guess that has a label."""
+        r, (answers, anchors) = self.recipe, self._answers()
         weights = position_weights(width - 1, r.gamma)
         blocks, labels = make_blocks(answers, anchors, width, self.model.mask_token_id, weights)
         labels = self.vocabulary.keep(labels)
@@ -180,7 +186,7 @@ class DraftTrainer:
             hidden = self.model.guesses(blocks.to(device), self.embedding).flatten(0, 2)[known.to(device)]
             rows = self.model.head_rows(self.head, ids)
             loss, right = draft_loss(hidden, rows, there, ids, extra, r.distil)
-        return loss, right.cpu(), labels
+        return loss, right.cpu(), known % (width - 1)
 
     def validate(
         self, readers: Sequence[Reader], widths: Sequence[int], vocabulary: Tensor | None = None

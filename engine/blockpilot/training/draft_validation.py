@@ -7,13 +7,16 @@ would take.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from blockpilot.training.draft_batches import Reader, all_anchors, make_blocks
-from blockpilot.training.draft_kinds import Model
+
+if TYPE_CHECKING:
+    from blockpilot.training.draft_kinds import Model
 
 ROWS = 512  # rows whose logits exist at once
 
