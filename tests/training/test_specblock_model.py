@@ -82,7 +82,7 @@ def test_validation_counts_the_steps_of_decoding(pair, decoded, answers):
             right = right_guesses(model, lambda a=answer: a, embedding, embedding, ids, width, ids)
             assert count_steps(right) == (output.stats.committed, output.stats.steps)
             kept |= set(right.long().cumprod(1).sum(1).tolist())
-    assert kept >= {0, 1, SLOTS, SLOTS + 1}
+    assert kept >= {0, 1, 2}
     readers = [lambda a=a: a for a in answers]
     taus, _ = validate(model, readers, embedding, embedding, ids, [2, SLOTS + 2], ids)
     for width in (2, SLOTS + 2):
@@ -116,13 +116,13 @@ def test_the_rank_head_is_the_references(pair, answers):
     reference, answer = Reference.of(*pair), answers[0]
     blocks, _ = make_blocks([answer], [all_anchors(answer)], 2, 0, torch.ones(1))
     h = model.drafts(blocks, embedding, torch.zeros(1, len(all_anchors(answer)), 0, dtype=torch.long))[0]
-    normed = model.normed(h[0].flatten(0, 1)).requires_grad_()
+    normed = model.normed(h[0].detach().flatten(0, 1)).detach().requires_grad_()
     logits = F.linear(normed, model.lm_head)
     scores = model.ranked(normed, logits)
     expected = [b for block in h[0].detach() for b in reference.branches(block)]
     assert [(2, 4, 10, 0)[i] for i in scores.argmax(-1).tolist()] == expected
     scores.sum().backward()
-    assert normed.grad is None
+    assert normed.grad is None and model.lm_head.grad is None
 
 
 def test_third_blocks_see_the_two_before(pair, answers):

@@ -53,7 +53,7 @@ class BlockLoss:
         logits = F.linear(normed, model.lm_head).float()
         loss = row_loss(logits, Labels(*(t.flatten(0, 1)[rows] for t in vars(labels).values())), ids, self.distil)
         group, weights = block * k + slot, position_weights(k, self.gamma).to(loss.device)
-        share = weights[slot] / torch.bincount(group, counts)[group].clamp_min(1)
+        share = weights[slot] / torch.bincount(group, counts.float())[group].clamp_min(1)
         scores = model.ranked(normed, logits)
         held = torch.zeros_like(live).flatten().index_put((rows,), scores.argmax(-1) == true)
         ranked = unbroken(live, held.view_as(live)).flatten()[rows]
