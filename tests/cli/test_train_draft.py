@@ -16,6 +16,7 @@ from blockpilot import LLM
 from blockpilot.cli import train_draft
 from blockpilot.drafters.dflash_checkpoint import load_dflash
 from blockpilot.drafters.eagle3_checkpoint import load_eagle3
+from blockpilot.drafters.specblock_checkpoint import load_specblock
 from blockpilot.params import SamplingParams
 from blockpilot.targets.stored import read_tensor, stored_tensors
 from blockpilot.training import draft_training
@@ -114,7 +115,45 @@ def test_an_eagle3_drafter(cli_json, refused, data, tmp_path):
     assert wide == plain
     assert "other options (kind, layers" in refused(*call[:-8], *more, "--kind", "dflash")
     assert "layers: expected 1 of an EAGLE-3 drafter" in refused(*call, "--layers", "2")
-    assert "kind: expected one of ['dflash', 'eagle3']" in refused(*call, "--kind", "eagle4")
+    assert "kind: expected one of ['dflash', 'eagle3', 'specblock']" in refused(*call, "--kind", "eagle4")
+
+
+def test_a_specblock_drafter(cli_json, refused, data, tmp_path):
+    """It loads, decodes two blocks and goes on; what it is without binds the run."""
+    call = (
+        "train-draft",
+        data[1],
+        "-t",
+        data[0],
+        "--kind",
+        "specblock",
+        *SMALL[2:],
+        "--feature-layers",
+        "0,1",
+    )
+    more = ("--widths", "2,4,7", "--validation", "2", "--draft-vocabulary", "30")
+    first = cli_json(*call, *more, "-o", tmp_path / "run", "--blocks", "18")
+    report = cli_json(*call, *more, "-o", tmp_path / "run", "--blocks", "36")
+    assert (first["blocks"], report["blocks"], report["finished"]) == (18, 36, True)
+    assert all(1 <= t <= int(w) for w, t in report["tau"].items()) and len(report["accuracy"]) == 6
+    loaded = load_specblock(Path(report["drafter"]))
+    assert (loaded.config.slots, loaded.config.model.num_layers, loaded.config.shift) == (3, 2, True)
+    assert loaded.vocabulary.tolist() == frequent(data[1], 30)
+    with LLM(data[0], drafter=report["drafter"], max_length=64) as llm:
+        wide, plain = (
+            llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (7, 1)
+        )
+    assert wide == plain
+    bare = cli_json(*call, *more, "-o", tmp_path / "bare", "--blocks", "6", "--without", "shift,valid-prefix")
+    assert not load_specblock(Path(bare["drafter"])).config.shift
+    run = (*call, *more, "-o", tmp_path / "run")
+    assert "other options (without)" in refused(*run, "--without", "valid-prefix")
+    assert "without: expected parts of ('shift', 'valid-prefix')" in refused(*run, "--without", "prefix")
+    assert "train widths: expected 4 alone of SpecBlock blocks" in refused(*run, "--train-widths", "2,4")
+    assert "widths: expected at most 7, 2 blocks of 3 ids" in refused(
+        *call, "-o", tmp_path / "run", "--widths", "8"
+    )
+    assert "of kind 'dflash'" in refused(*run, "--kind", "dflash", "--without", "shift")
 
 
 def test_a_stopped_run_ends_as_one_that_was_not(cli_json, data, tmp_path):

@@ -150,7 +150,9 @@ def test_third_blocks_see_the_two_before(pair, answers):
                 assert not torch.allclose(after[j][0, i], before[j][0, i], atol=1e-2)
         features[0, anchor - 1] += 1.0
         after = model.drafts(replace(blocks, features=features), embedding, others)
-        assert all(not torch.allclose(a[0, i], b[0, i], atol=1e-2) for a, b in zip(after, before, strict=True))
+        assert all(
+            not torch.allclose(a[0, i], b[0, i], atol=1e-2) for a, b in zip(after, before, strict=True)
+        )
 
 
 def test_no_gradient_reaches_a_feature_at_or_after_an_anchor(pair, answers):

@@ -52,7 +52,7 @@ StartOption = Annotated[
     str | None,
     typer.Option(
         "--start",
-        help="Target layers its own begin as, or 'random'; default: the first and the last; EAGLE-3: the last.",
+        help="Target layers its own begin as, or 'random'; default: the last; of DFlash the first, too.",
     ),
 ]
 WidthsOption = Annotated[
@@ -64,7 +64,9 @@ DistilOption = Annotated[
 ]
 GammaOption = Annotated[
     float | None,
-    typer.Option("--gamma", help="Decay of the columns' weights; default: 4, of SpecBlock 4.48, 0.8 a column."),
+    typer.Option(
+        "--gamma", help="Decay of the columns' weights; default: 4, of SpecBlock 4.48, 0.8 a column."
+    ),
 ]
 WithoutOption = Annotated[
     str | None, typer.Option("--without", help="Parts of SpecBlock to leave out: shift, valid-prefix.")

@@ -29,7 +29,11 @@ _BINDING = (
     "draft_vocabulary",
     "without",
 )  # of every resumption
-_BEFORE = {"draft_vocabulary": 0, "kind": "dflash", "without": []}  # of runs that began when there was no such option
+_BEFORE = {
+    "draft_vocabulary": 0,
+    "kind": "dflash",
+    "without": [],
+}  # of runs that began when there was no such option
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,11 @@ class DraftOptions:
             ValueError: layers the target lacks, or another number of them than the drafter has.
         """
         start = self.start
-        if start is None and self.kind == "eagle3":  # it goes on from a late layer's output
-            start = (count - 1,)
-        elif start is None:  # the first and the last layers carry most of what a shallow stack needs
-            start = (0, *range(count - self.layers + 1, count))
+        if start is None:
+            # The first and the last carry most of what a shallow stack needs; with a head of its own, a drafter goes on
+            # from a late layer's output.
+            first = 0 if self.kind == "dflash" else count - self.layers
+            start = (first, *range(count - self.layers + 1, count))
             if self.layers > count:
                 raise ValueError(
                     f"layers: expected at most the target's {count} to start from, got {self.layers}; "
@@ -108,7 +113,6 @@ class DraftOptions:
                 f"drafter's, got {list(start)}"
             )
         return start
-
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe that the kind cannot follow.

@@ -128,7 +128,9 @@ class SpecBlockModel(nn.Module):
                 sees.append(_diagonal((slot < go_on[..., None])[:, :, None].expand(-1, -1, k, -1)))
             at = at + go_on
             condition = made[-1][:, :many]
-            condition = condition.gather(2, (go_on - 1)[..., None, None].expand_as(condition[:, :, :1]))[:, :, 0]
+            condition = condition.gather(2, (go_on - 1)[..., None, None].expand_as(condition[:, :, :1]))[
+                :, :, 0
+            ]
             place = at.clamp_max(said.shape[1] - 1)[..., None].expand_as(condition)
             x = self._opened(condition, said.gather(1, place))
             near = _diagonal((slot <= slot[:, None]).expand(*at.shape, k, k))
@@ -139,7 +141,7 @@ class SpecBlockModel(nn.Module):
 
     def _first(self, blocks: Blocks, said: Tensor) -> tuple[Tensor, list[Keys]]:
         """First blocks [S, N, K, H] of the anchors, and every layer's keys and values of the slots of all pairs."""
-        s, t, _ = said.shape
+        t = said.shape[1]
         k, pair = self.config.slots, (blocks.anchor - 1).clamp_min(0)
         slot = torch.arange(k, device=pair.device)
         turn = (torch.arange(1, t + 1, device=pair.device)[:, None] + slot).flatten()
@@ -276,7 +278,8 @@ def start_specblock(
     for i, source in enumerate(layers):
         for name in (*_LAYER, *_NORMS):
             model._weight(f"layers.{i}.{name}").copy_(tensors[f"model.layers.{source}.{name}.weight"])
-    model._weight("norm").copy_(tensors["model.norm.weight"])
+    # These layers still say the id that is there already: the less sure, the sooner forgotten.
+    model._weight("norm").copy_(tensors["model.norm.weight"] / 4)
     model.lm_head.copy_(tensors[HEAD if HEAD in tensors else EMBEDDING][ids])
     condition, eye = model._weight("input_layer.condition_proj"), torch.eye(h)
     condition.mul_(0.25)

@@ -40,12 +40,13 @@ class SpecBlockTrainer(DraftTrainer):
         begins = [torch.zeros(s, n, dtype=torch.long), *starts.cumsum(-1).unbind(-1)]
         labels = Labels(*(t.unflatten(0, (s, n, -1)) for t in vars(given).values()))
         parts = [_behind(labels, begin, k) for begin in begins]
-        labels = Labels(*(torch.cat(t).to(device) for t in zip(*(vars(p).values() for p in parts), strict=True)))
-        number = torch.cat([torch.full((b.numel(),), j) for j, b in enumerate(begins)]).to(device)
+        labels = Labels(
+            *(torch.cat(t).to(device) for t in zip(*(vars(p).values() for p in parts), strict=True))
+        )
         with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
             made = self.model.drafts(blocks.to(device), self.embedding, starts.to(device))
             hidden = torch.cat([x.flatten(0, 1) for x in made])
-            loss, right, slot = self._block_loss(self.model, hidden, number, labels, self.vocabulary)
+            loss, right, slot = self._block_loss(self.model, hidden, labels, self.vocabulary)
         return loss, right.cpu(), slot.cpu()
 
 
