@@ -13,7 +13,6 @@ from blockpilot.training.draft_loss import ABSENT, Labels
 from blockpilot.training.draft_model import Blocks
 
 Reader = Callable[[], Answer]  # reads one when it is needed
-PADDED = 64  # lengths are multiples of this: the first product of a shape costs what a dozen do
 POOL = 16  # batches sorted by length together, so that padding stays small
 
 
@@ -73,7 +72,7 @@ def make_blocks(
     Returns:
         blocks, and labels of [S·N·(width − 1)] rows.
     """
-    length = -(-max(len(a.ids) for a in answers) // PADDED) * PADDED
+    length = max(len(a.ids) for a in answers)
     size, teachers = answers[0].features.shape[1], answers[0].teacher_ids.shape[1]
     features = answers[0].features.new_zeros(len(answers), length, size)
     every = torch.zeros(len(answers), length + 1, dtype=torch.long)

@@ -70,6 +70,7 @@ class SpecBlockModel(nn.Module):
         super().__init__()
         self.config, m = config, config.model
         shapes = config.expected_tensors()
+        # By published name; torch allows no full stops in a parameter's own.
         self.names = {name: name.removesuffix(".weight").replace(".", "/") for name in shapes}
         made = {self.names[n]: nn.Parameter(torch.ones(s)) for n, s in shapes.items()}
         for p in made.values():
@@ -106,7 +107,7 @@ class SpecBlockModel(nn.Module):
     def ranked(self, normed: Tensor, logits: Tensor) -> Tensor:
         """The rank head's scores [M, 4] of rows [M, H] with logits [M, V'] float32, which it teaches nothing."""
         features = torch.cat([normed.detach(), rank_features(logits.detach())], -1)
-        return F.linear(F.silu(self._linear("rank_head.0", features)), self._weight("rank_head.2"))
+        return self._linear("rank_head.2", F.silu(self._linear("rank_head.0", features)))
 
     def drafts(self, blocks: Blocks, embedding: Tensor, starts: Tensor) -> list[Tensor]:
         """Hidden states before the final norm: first blocks [S, N, K, H], and J times [S, N', K, H] those that go on.
@@ -127,10 +128,8 @@ class SpecBlockModel(nn.Module):
             if j:
                 sees.append(_diagonal((slot < go_on[..., None])[:, :, None].expand(-1, -1, k, -1)))
             at = at + go_on
-            condition = made[-1][:, :many]
-            condition = condition.gather(2, (go_on - 1)[..., None, None].expand_as(condition[:, :, :1]))[
-                :, :, 0
-            ]
+            slot_before = (go_on - 1)[..., None, None].expand(-1, -1, 1, first.shape[3])
+            condition = made[-1][:, :many].gather(2, slot_before)[:, :, 0]
             place = at.clamp_max(said.shape[1] - 1)[..., None].expand_as(condition)
             x = self._opened(condition, said.gather(1, place))
             near = _diagonal((slot <= slot[:, None]).expand(*at.shape, k, k))
