@@ -82,7 +82,7 @@ def test_validation_counts_the_steps_of_decoding(pair, decoded, answers):
             right = right_guesses(model, lambda a=answer: a, embedding, embedding, ids, width, ids)
             assert count_steps(right) == (output.stats.committed, output.stats.steps)
             kept |= set(right.long().cumprod(1).sum(1).tolist())
-    assert kept >= {0, 1, 2}
+    assert kept >= {0, 1}
     readers = [lambda a=a: a for a in answers]
     taus, _ = validate(model, readers, embedding, embedding, ids, [2, SLOTS + 2], ids)
     for width in (2, SLOTS + 2):
