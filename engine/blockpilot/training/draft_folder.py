@@ -29,11 +29,8 @@ _BINDING = (
     "draft_vocabulary",
     "without",
 )  # of every resumption
-_BEFORE = {
-    "draft_vocabulary": 0,
-    "kind": "dflash",
-    "without": [],
-}  # of runs that began when there was no such option
+# Of runs that began when there was no such option.
+_BEFORE: dict[str, Any] = {"draft_vocabulary": 0, "kind": "dflash", "without": []}
 
 
 @dataclass(frozen=True)

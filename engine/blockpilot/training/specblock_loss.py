@@ -39,10 +39,12 @@ class BlockLoss:
         mean of every slot by itself, but of late slots few rows are left, whose noise then drowns what the first learn.
 
         Args:
-            hidden: [M, K, H] of blocks before the final norm. given: labels [M, K], their teachers [M, K, 16].
+            hidden: [M, K, H] of blocks before the final norm. given: labels [M, K], their teachers [M, K, 16], on the
+                CPU.
         """
-        k, ids, labels = hidden.shape[1], vocabulary.seen.to(hidden.device), vocabulary.keep(given)
-        live, known = given.ids != ABSENT, labels.ids != ABSENT
+        k, device = hidden.shape[1], hidden.device
+        labels = Labels(*(t.to(device) for t in vars(vocabulary.keep(given)).values()))
+        ids, live, known = vocabulary.seen.to(device), (given.ids != ABSENT).to(device), labels.ids != ABSENT
         column = torch.where(known, torch.searchsorted(ids, labels.ids), -1)
         true = _standing(model, hidden, column)
         if self.valid_prefix:
@@ -51,10 +53,9 @@ class BlockLoss:
         slot, counts, true = rows % k, known.flatten()[rows], true.flatten()[rows]
         normed = model.normed(hidden.flatten(0, 1)[rows])
         logits = F.linear(normed, model.lm_head).float()
-        loss = row_loss(
-            logits, Labels(*(t.flatten(0, 1)[rows] for t in vars(labels).values())), ids, self.distil
-        )
-        weights = position_weights(k, self.gamma).to(loss.device)[slot] * counts
+        labels = Labels(*(t.flatten(0, 1)[rows] for t in vars(labels).values()))
+        loss = row_loss(logits, labels, ids, self.distil)
+        weights = position_weights(k, self.gamma).to(device)[slot] * counts
         begun = (counts & (slot == 0)).sum().clamp_min(1)
         scores = model.ranked(normed, logits)
         held = torch.zeros_like(live).flatten().index_put((rows,), scores.argmax(-1) == true)

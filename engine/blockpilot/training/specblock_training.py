@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,11 +39,7 @@ class SpecBlockTrainer(DraftTrainer):
         s, n = blocks.anchor.shape
         starts = torch.randint(1, k + 1, (s, -(-n // SHARE), BLOCKS - 1), generator=self.generator)
         begins = [torch.zeros(s, n, dtype=torch.long), *starts.cumsum(-1).unbind(-1)]
-        labels = Labels(*(t.unflatten(0, (s, n, -1)) for t in vars(given).values()))
-        parts = [_behind(labels, begin, k) for begin in begins]
-        labels = Labels(
-            *(torch.cat(t).to(device) for t in zip(*(vars(p).values() for p in parts), strict=True))
-        )
+        labels = _behind(given, begins, k)
         with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
             made = self.model.drafts(blocks.to(device), self.embedding, starts.to(device))
             hidden = torch.cat([x.flatten(0, 1) for x in made])
@@ -50,9 +47,8 @@ class SpecBlockTrainer(DraftTrainer):
         return loss, right.cpu(), slot.cpu()
 
 
-def _behind(labels: Labels, begin: Tensor, k: int) -> Labels:
-    """Of labels [S, N, L] the `k` that begin `begin` [S, N'] ids behind the first N' anchors, [S·N', k]."""
-    s, n = begin.shape
-    i, j = torch.arange(s)[:, None, None], torch.arange(n)[:, None]
-    at = begin[..., None] + torch.arange(k)
-    return Labels(*(t[i, j, at].flatten(0, 1) for t in vars(labels).values()))
+def _behind(labels: Labels, begins: Sequence[Tensor], k: int) -> Labels:
+    """[M, k] of labels [S·N·3K]: those that begin [S, N'] ids, each of `begins`, behind the first N' anchors."""
+    anchor = torch.arange(begins[0].numel()).view_as(begins[0]) * BLOCKS * k
+    first = torch.cat([(anchor[:, : b.shape[1]] + b).flatten() for b in begins])
+    return Labels(*(t[first[:, None] + torch.arange(k)] for t in vars(labels).values()))
