@@ -31,6 +31,8 @@ def test_options_out_of_range(name, value):
 def test_layers_to_start_from():
     assert OPTIONS.starting_layers(5) == (0, 4)
     assert DraftOptions(Path("a"), layers=1).starting_layers(5) == (0,)
+    assert DraftOptions(Path("a"), kind="eagle3", layers=1).starting_layers(5) == (4,)
+    assert DraftOptions(Path("a"), kind="specblock").starting_layers(5) == (3, 4)
     assert DraftOptions(Path("a"), layers=9, start=()).starting_layers(5) == ()
     for start in ((0,), (0, 5), (-1, 2)):
         with pytest.raises(ValueError, match="expected 2 target layers of 0 to 4"):

@@ -183,8 +183,7 @@ def test_a_start_is_layers_of_the_target_over_the_feature_it_reads_last(target):
     assert (config.slots, config.shift, config.hidden_states) == (3, True, (2, 2, 1))
     model = SpecBlockModel(config, 32, torch.tensor([0.5, 2.0, 3.0]))
     with torch.no_grad():
-        for name in ("condition_proj", "fuse"):
-            model.weights[f"input_layer/{name}"].zero_()
+        model.weights["input_layer/condition_proj"].zero_()
     start_specblock(model, source.tensors, (1, 3), ids)
     made = model.tensors()
     assert torch.equal(made["lm_head.weight"], source.tensors["lm_head.weight"][ids])
@@ -195,5 +194,6 @@ def test_a_start_is_layers_of_the_target_over_the_feature_it_reads_last(target):
     features = torch.randn(5, 96)
     condition = F.linear(features, made["input_layer.condition_proj.weight"])
     torch.testing.assert_close(condition, 3 * features[:, 64:])
-    opened = F.linear(torch.cat([condition, torch.ones(5, 64)], -1), made["input_layer.fuse.weight"])
+    opened = F.linear(torch.cat([condition, torch.zeros(5, 64)], -1), made["input_layer.fuse.weight"])
     torch.testing.assert_close(opened, condition / 3)
+    assert torch.equal(made["shift_proj.0.weight"], torch.cat([torch.eye(32), torch.zeros(32, 32)], 1))

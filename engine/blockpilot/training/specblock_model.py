@@ -283,6 +283,6 @@ def start_specblock(
     condition, eye = model._weight("input_layer.condition_proj"), torch.eye(h)
     condition.mul_(0.25)
     condition[:, -h:] += eye
-    model._weight("input_layer.fuse")[:, :h] += eye
+    model._weight("input_layer.fuse")[:, :h] = eye
     for i in range(len(layers) - 1 if model.config.shift else 0):
-        model._weight(f"shift_proj.{i}")[:, :h] += eye
+        model._weight(f"shift_proj.{i}").copy_(F.pad(eye, (0, h)))
