@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "LLM": "blockpilot.llm",
+    "Adapt": "blockpilot.adapt",
     "Handle": "blockpilot.request",
     "SamplingParams": "blockpilot.params",
     "Output": "blockpilot.output",
@@ -29,6 +30,7 @@ _LAZY = {
 }
 
 if TYPE_CHECKING:
+    from blockpilot.adapt import Adapt
     from blockpilot.drafters import Drafter, Proposal
     from blockpilot.errors import BlockPilotError, NonFiniteLogitsError, QueueFullError
     from blockpilot.llm import LLM
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "Adapt",
     "BlockPilotError",
     "BlockPolicy",
     "Drafter",

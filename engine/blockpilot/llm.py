@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from blockpilot.adapt import Adapt, resolve_adapter
 from blockpilot.drafters import Drafter
 from blockpilot.errors import EngineClosedError
 from blockpilot.loading import (
@@ -58,6 +59,8 @@ class LLM:
         max_requests: requests decoded at once. max_length: positions per request (prompt and answer).
         threads: CPU threads, for the whole process; None keeps torch's setting.
         max_queue: requests that may wait. draft_temperature: factor on a request's temperature for drafting.
+        adapt: True or an `Adapt`: an EAGLE-3 drafter learns from what it serves, where that pays;
+            `adapter.report()` tells.
 
     Raises:
         ValueError: unknown names, mismatched pairs, corrupt files, or sizes that do not fit into memory.
@@ -79,6 +82,7 @@ class LLM:
         threads: int | None = None,
         max_queue: int = 1024,
         draft_temperature: float | None = None,
+        adapt: bool | Adapt = False,
     ) -> None:
         _check_sizes(max_requests=max_requests, max_queue=max_queue)
         if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -109,6 +113,8 @@ class LLM:
             max_queue=max_queue,
             recorder=recorder_for(self.device),
         )
+        self.adapter = resolve_adapter(adapt, self.drafter, self.target, max_requests)
+        self._scheduler.adapter = self.adapter
         self._lock = threading.RLock()
         self._closed = False
 
@@ -197,6 +203,8 @@ class LLM:
         with self._lock:
             for handle in [*self._scheduler.queue, *self._scheduler.active.values()]:
                 self._scheduler.cancel(handle)
+            if self.adapter is not None and not self._closed:
+                self.adapter.close()
             self._closed = True
 
     def __enter__(self) -> LLM:

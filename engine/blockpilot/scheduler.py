@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +24,9 @@ from blockpilot.state import State
 from blockpilot.step import Logprobs, Report, StepClock, first_token, read_commit, run_step
 from blockpilot.targets import Target
 from blockpilot_kernels.accept_commit import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+
+if TYPE_CHECKING:
+    from blockpilot.adapt.adapter import Adapter
 
 REASONS = {FINISH_NONE: None, FINISH_STOP: "stop", FINISH_LENGTH: "length", FINISH_ERROR: "error"}
 
@@ -57,6 +61,7 @@ class Scheduler:
         self.active: dict[int, Handle] = {}
         self.policy_calls = 0
         self.graphs = Graphs(self.state, target, drafter, recorder, latency) if recorder else None
+        self.adapter: Adapter | None = None  # runs steps, to see what they do
         self._under_way: Launch | None = None
 
     @property
@@ -90,7 +95,7 @@ class Scheduler:
             while self.queue and slot not in self.active:
                 self._admit(slot, self.queue.popleft())
         if self.active:
-            self._run()
+            self._run() if self.adapter is None else self.adapter.around(dict(self.active), self._run)
         if not self.active:
             self._under_way = None  # what is left of it is nobody's
         return self.busy

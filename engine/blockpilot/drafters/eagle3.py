@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from blockpilot.drafters.draws import LARGEST_TREE, Draws
 from blockpilot.drafters.eagle3_checkpoint import load_eagle3
 from blockpilot.drafters.eagle3_config import Eagle3Config
 from blockpilot.drafters.eagle3_tree import BEAM, grow
-from blockpilot.drafters.headed_checkpoint import EMBEDDING, HeadedCheckpoint
+from blockpilot.drafters.headed_checkpoint import EMBEDDING, HEAD, HeadedCheckpoint
 from blockpilot.drafters.levels import Level, level_of
 from blockpilot.drafters.pairs import PairDrafter
 from blockpilot.plan import StepPlan
@@ -150,7 +151,7 @@ class Eagle3Drafter(PairDrafter):
         tensors = {k: v.to(device) for k, v in checkpoint.tensors.items()}
         own = tensors.get(EMBEDDING)
         self._embedding = target.embedding if own is None else own.to(dtype)
-        self._head = PackedLinear(tensors["lm_head.weight"], None, dtype)
+        self._head = PackedLinear(tensors[HEAD], None, dtype)
         self.fc = PackedLinear(tensors["fc.weight"], None, dtype)
         self.norm = tensors["norm.weight"].float()
         self.hidden_norm = tensors["midlayer.hidden_norm.weight"].float()
@@ -158,6 +159,20 @@ class Eagle3Drafter(PairDrafter):
         self.layer = DecoderLayer(tensors, "midlayer.", shape, dtype, window=m.sliding_window[0])
         self._cos, self._sin = (t.to(device) for t in rope_tables(m.rope, m.head_dim, target.capacity))
         self.cache = KVCache(1, max_requests, m.num_kv_heads, self._places(target), m.head_dim, dtype, device)
+
+    def own(self) -> None:
+        """See `PairDrafter.own`."""
+        self.norm, self.hidden_norm = self.norm.clone(), self.hidden_norm.clone()
+        self.layer.own()
+
+    def replace(self, tensors: Mapping[str, Tensor], target: Any) -> None:
+        """See `PairDrafter.replace`."""
+        self._head.replace(tensors[HEAD])
+        if "fc.weight" in tensors:
+            self.norm.copy_(tensors["norm.weight"])
+            self.fc.replace(tensors["fc.weight"])
+            self.hidden_norm.copy_(tensors["midlayer.hidden_norm.weight"])
+            self.layer.replace(tensors, "midlayer.")
 
     def _places(self, target: Target) -> int:
         """Positions of the cache: those of the target, and the branches of one tree."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from blockpilot.drafters.eagle3 import Eagle3Drafter, Where
 from blockpilot.drafters.eagle3_tree import BEAM
-from blockpilot.drafters.headed_checkpoint import EMBEDDING, HeadedCheckpoint
-from blockpilot.drafters.packed import drafter_rounding, packed_key
+from blockpilot.drafters.headed_checkpoint import EMBEDDING, HEAD, HeadedCheckpoint
+from blockpilot.drafters.packed import drafter_rounding, matrices, packed_key, replace_packed
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot.targets.cpp_target import CppCache, CppTarget
 from blockpilot.targets.packed_cache import Packed, cached
-from blockpilot.targets.packing import in_bytes, pack_layer, padded_size, stored_or_float
+from blockpilot.targets.packing import pack_layer, padded_size
 from blockpilot.targets.rope import rope_tables
 from blockpilot_kernels.packed_decoder import (
     Geometry,
@@ -36,7 +39,7 @@ class CppEagle3Drafter(Eagle3Drafter):
         m = self.config.model
         self.beam = min(BEAM, self.config.draft_vocab_size)
         key = None if target.packed_key is None else packed_key(checkpoint, target.packed_key)
-        packed = cached(key, lambda: self._pack(checkpoint, target))
+        packed = cached(key, lambda: self._pack(checkpoint.tensors, target))
         self._plan = torch.tensor(packed.words["plan"], device="cpu")
         self._weights = (packed.blob, target.blob)
         self._rules = (checkpoint.vocabulary, self.draft_temperature)
@@ -44,19 +47,25 @@ class CppEagle3Drafter(Eagle3Drafter):
         self._rope = (cos.float().contiguous(), sin.float().contiguous())
         self.cache = CppCache(1, max_requests, m.num_kv_heads, self._places(target), m.head_dim, target.dtype)
 
-    def _pack(self, checkpoint: HeadedCheckpoint, target: CppTarget) -> Packed:
-        m, tensors = self.config.model, checkpoint.tensors
+    def own(self) -> None:
+        """See `PairDrafter.own`: the file that packed weights are kept in is mapped."""
+        self._weights = (self._weights[0].clone(), self._weights[1])
+
+    def replace(self, tensors: Mapping[str, Tensor], target: Any) -> None:
+        """See `PairDrafter.replace`."""
+        replace_packed(self._weights[0], self._plan, tensors, target, lambda: self._pack(tensors, target))
+
+    def _pack(self, tensors: Mapping[str, Tensor], target: CppTarget) -> Packed:
+        m = self.config.model
         sizes = (m.hidden_size, m.num_heads, m.num_kv_heads, m.head_dim, padded_size(m.intermediate_size))
         geometry = Geometry(*sizes, 1, drafter_rounding(target))
         count = sum(t.numel() for t in tensors.values())
         packed = Weights(target.dtype, count * target.dtype.itemsize + (1 << 20))
-        get = stored_or_float(tensors, {}, "dense")
-        if target.weights != "dense":
-            get = in_bytes(get)
+        get = matrices(tensors, target)
         layer = pack_layer(packed, get, tensors, "midlayer.", geometry, window=m.sliding_window[0])
         own = EMBEDDING in tensors
         embedding = packed.linear(get(EMBEDDING)) if own else borrowed(target.embedding_record, 1)
-        head = packed.linear(get("lm_head.weight"))
+        head = packed.linear(get(HEAD))
         plan = decoder_plan(geometry, embedding, head, packed.vector(tensors["norm.weight"]), [layer])
         fc, norm = packed.linear(get("fc.weight")), packed.vector(tensors["midlayer.hidden_norm.weight"])
         plan = eagle3_plan(plan, fc, norm, norm_before_residual=self.config.norm_before_residual)

@@ -27,6 +27,7 @@ from blockpilot.targets.stored import (
 )
 
 EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
 _TO_TARGET, _OF_TARGET = "d2t", "t2d"
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from blockpilot.drafters.headed_checkpoint import HEAD
 from blockpilot.targets.cpp_target import CppTarget
-from blockpilot.targets.packed_cache import PackedKey
-from blockpilot.targets.packing import rounding_of
+from blockpilot.targets.packed_cache import Packed, PackedKey
+from blockpilot.targets.packing import GetMatrix, in_bytes, rounding_of, stored_or_float
+from blockpilot_kernels.packed_decoder import head_of, overwrite
 
 
 class Checkpoint(Protocol):
@@ -40,3 +43,19 @@ def packed_key(checkpoint: Checkpoint, target: PackedKey) -> PackedKey:
     for name in sorted(tensors):
         digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
     return PackedKey("drafter", (*target.model, checkpoint.fingerprint), digest.hexdigest())
+
+
+def matrices(tensors: Mapping[str, Tensor], target: CppTarget) -> GetMatrix:
+    """By name, in the format that a drafter beside that target packs."""
+    get = stored_or_float(tensors, {}, "dense")
+    return get if target.weights == "dense" else in_bytes(get)
+
+
+def replace_packed(
+    blob: Tensor, plan: Tensor, tensors: Mapping[str, Tensor], target: CppTarget, pack: Callable[[], Packed]
+) -> None:
+    """`PairDrafter.replace` for packed weights; `pack` makes them all of the same tensors."""
+    if set(tensors) == {HEAD}:
+        overwrite(blob, head_of(plan), matrices(tensors, target)(HEAD), target.dtype)
+    else:
+        blob.copy_(pack().blob)

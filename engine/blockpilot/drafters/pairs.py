@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State
 from blockpilot.targets import Target
+
+if TYPE_CHECKING:
+    from blockpilot.adapt.feedback import History
 
 CONTEXT_ROWS = 128
 
@@ -36,12 +39,15 @@ class PairDrafter:
         ValueError: a drafter made for another target, or a draft temperature that is not positive.
 
     Attributes:
-        beam: nodes of a tree that grow on together. most_tokens: the deepest draft.
+        beam: nodes of a tree that grow on together. folder: where it was loaded from.
+        history: keeps every feature that it is given; None: only those that wait.
         non_finite: [] int64, drafts so far whose logits were not finite; above zero, the drafter overflows in this
             dtype.
     """
 
     kind: str
+    folder: Path
+    history: History | None
     largest_tree = LARGEST_TREE
     loader: Callable[[Path], HeadedCheckpoint]
     beam: int
@@ -56,6 +62,7 @@ class PairDrafter:
     ) -> None:
         self.feature_layers = checkpoint.hidden_states(target.config)
         self.draft_temperature = checked_temperature(draft_temperature)
+        self.folder, self.history = checkpoint.path, None
         c = self.config = checkpoint.config
         self.fingerprint, self.block_size = checkpoint.fingerprint, c.block_size
         self.window = self._widths()
@@ -104,6 +111,8 @@ class PairDrafter:
             said = torch.tensor(tokens[start + 1 : end + 1], device=features.device)
             self._remember(slot, start, features[start:end], said)
         self._pending[slot, 0] = features[-1]
+        if self.history is not None:
+            self.history.begin(slot, features)
 
     def propose(self, state: State, plan: StepPlan, noise: Tensor | None) -> Proposal:
         """Guess columns 1 … effective − 1 of every drafting slot, or trees as deep.
@@ -131,6 +140,20 @@ class PairDrafter:
         rows, room = plan.draft_rows, self._pending.shape[1]
         kept = features.index_select(0, plan.draft_source)
         self._pending.flatten(0, 1).index_copy_(0, rows.slot * room + rows.column, kept)
+        if self.history is not None:
+            self.history.put(state, rows, kept)
+
+    def own(self) -> None:
+        """Copy weights that something else may read too, before the first `replace`."""
+        raise NotImplementedError
+
+    def replace(self, tensors: Mapping[str, Tensor], target: Any) -> None:
+        """Guess with other weights from the next step on, written where the old ones lie.
+
+        Args:
+            tensors: all of a checkpoint's, or `HEAD` alone. target: the one it was built on.
+        """
+        raise NotImplementedError
 
     def waiting(self, state: State, rows: Rows, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of rows [N] that stand for a slot's waiting pair `pair` [N] → its number t, its token, whether it exists."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from blockpilot.drafters import Proposal
 from blockpilot.drafters.draws import Draws
-from blockpilot.drafters.headed_checkpoint import EMBEDDING, HeadedCheckpoint
+from blockpilot.drafters.headed_checkpoint import EMBEDDING, HEAD, HeadedCheckpoint
 from blockpilot.drafters.pairs import PairDrafter
 from blockpilot.drafters.specblock_checkpoint import load_specblock
 from blockpilot.drafters.specblock_config import BLOCKS, SpecBlockConfig
@@ -66,12 +67,11 @@ class SpecBlockDrafter(PairDrafter):
     def _build(self, checkpoint: HeadedCheckpoint, target: Any, max_requests: int) -> None:
         c, m, device, dtype = self.config, self.config.model, target.device, target.dtype
         tensors = {k: v.to(device) for k, v in checkpoint.tensors.items()}
-        own, names = tensors.get(EMBEDDING), ("condition", "token", "query")
+        own, names = tensors.get(EMBEDDING), ("condition", "token")
         self._embedding = target.embedding if own is None else own.to(dtype)
         norms = {n: tensors[f"input_layer.{n}_norm.weight"].float() for n in names}
         self._condition_norm, self._token_norm = norms["condition"], norms["token"]
-        queries = tensors["input_layer.position_queries.weight"].float()
-        self._queries = rms_norm(queries, norms["query"], m.rms_norm_eps)
+        self._queries = self._normed_queries(tensors)
         self._condition, self._fuse, self._head = (
             PackedLinear(tensors[f"{n}.weight"], None, dtype)
             for n in ("input_layer.condition_proj", "input_layer.fuse", "lm_head")
@@ -81,11 +81,42 @@ class SpecBlockDrafter(PairDrafter):
         shifts = range(m.num_layers - 1 if c.shift else 0)
         self._shift = [PackedLinear(tensors[f"shift_proj.{i}.weight"], None, dtype) for i in shifts]
         self.norm = tensors["norm.weight"].float()
-        first, second = (PackedLinear(tensors[f"rank_head.{i}.weight"], None, dtype) for i in (0, 2))
-        self.rank = RankHead(first, second, device)
+        self._ranks = {i: PackedLinear(tensors[f"rank_head.{i}.weight"], None, dtype) for i in (0, 2)}
+        self.rank = RankHead(self._ranks[0], self._ranks[2], device)
         self._cos, self._sin = (t.to(device) for t in self._tables(target))
         places = self._places(target)
         self.cache = KVCache(m.num_layers, max_requests, m.num_kv_heads, places, m.head_dim, dtype, device)
+
+    def own(self) -> None:
+        """See `PairDrafter.own`."""
+        self.norm, self._condition_norm, self._token_norm = (
+            x.clone() for x in (self.norm, self._condition_norm, self._token_norm)
+        )
+        for layer in self.layers:
+            layer.own()
+
+    def replace(self, tensors: Mapping[str, Tensor], target: Any) -> None:
+        """See `PairDrafter.replace`."""
+        self._head.replace(tensors[HEAD])
+        if set(tensors) == {HEAD}:
+            return
+        self.norm.copy_(tensors["norm.weight"])
+        self._condition.replace(tensors["input_layer.condition_proj.weight"])
+        self._fuse.replace(tensors["input_layer.fuse.weight"])
+        for norm, name in ((self._condition_norm, "condition"), (self._token_norm, "token")):
+            norm.copy_(tensors[f"input_layer.{name}_norm.weight"])
+        self._queries.copy_(self._normed_queries(tensors))
+        for i, layer in enumerate(self.layers):
+            layer.replace(tensors, f"layers.{i}.")
+        for i, product in enumerate(self._shift):
+            product.replace(tensors[f"shift_proj.{i}.weight"])
+        for i, product in self._ranks.items():
+            product.replace(tensors[f"rank_head.{i}.weight"])
+
+    def _normed_queries(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """[K, H] float32."""
+        queries, norm = (tensors[f"input_layer.{n}.weight"] for n in ("position_queries", "query_norm"))
+        return rms_norm(queries.float(), norm.float(), self.config.model.rms_norm_eps)
 
     def _tables(self, target: Target) -> tuple[Tensor, Tensor]:
         """Rotary cos and sin; the last slots of a block at the end of the context stand beyond it."""

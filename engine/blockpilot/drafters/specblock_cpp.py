@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockpilot.drafters.headed_checkpoint import EMBEDDING, HeadedCheckpoint
-from blockpilot.drafters.packed import drafter_rounding, packed_key
+from blockpilot.drafters.headed_checkpoint import EMBEDDING, HEAD, HeadedCheckpoint
+from blockpilot.drafters.packed import drafter_rounding, matrices, packed_key, replace_packed
 from blockpilot.drafters.specblock import Guesses, SpecBlockDrafter
 from blockpilot.drafters.specblock_rank import RankHead
 from blockpilot.plan import StepPlan
@@ -16,7 +18,7 @@ from blockpilot.rows import Rows
 from blockpilot.state import State
 from blockpilot.targets.cpp_target import CppCache, CppTarget
 from blockpilot.targets.packed_cache import Packed, cached
-from blockpilot.targets.packing import in_bytes, pack_layer, padded_size, stored_or_float
+from blockpilot.targets.packing import pack_layer, padded_size
 from blockpilot_kernels.norm_rope import rms_norm
 from blockpilot_kernels.packed_decoder import (
     Geometry,
@@ -45,23 +47,35 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
     def _build(self, checkpoint: HeadedCheckpoint, target: CppTarget, max_requests: int) -> None:
         m = self.config.model
         key = None if target.packed_key is None else packed_key(checkpoint, target.packed_key)
-        packed = cached(key, lambda: self._pack(checkpoint, target))
+        packed = cached(key, lambda: self._pack(checkpoint.tensors, target))
         self._plan = torch.tensor(packed.words["plan"], device="cpu")
         self._weights = (packed.blob, target.blob)
         self._rules = (checkpoint.vocabulary, self.draft_temperature)
-        rounding = drafter_rounding(target)
-        first, second = (
-            partial(packed_linear, weights=packed.blob, record=record, rounding=rounding)
-            for record in records_of(packed.words["rank"])
-        )
-        self.rank = RankHead(first, second, target.device)
+        self._records, self._rounding = records_of(packed.words["rank"]), drafter_rounding(target)
+        self.rank = self._rank_head()
         cos, sin = self._tables(target)
         self._rope = (cos.float().contiguous(), sin.float().contiguous())
         shape = (m.num_layers, max_requests, m.num_kv_heads, self._places(target), m.head_dim)
         self.cache = CppCache(*shape, target.dtype)
 
-    def _pack(self, checkpoint: HeadedCheckpoint, target: CppTarget) -> Packed:
-        c, m, tensors = self.config, self.config.model, dict(checkpoint.tensors)
+    def _rank_head(self) -> RankHead:
+        blob = self._weights[0]
+        first, second = (
+            partial(packed_linear, weights=blob, record=r, rounding=self._rounding) for r in self._records
+        )
+        return RankHead(first, second, blob.device)
+
+    def own(self) -> None:
+        """See `PairDrafter.own`: the file that packed weights are kept in is mapped."""
+        self._weights = (self._weights[0].clone(), self._weights[1])
+        self.rank = self._rank_head()
+
+    def replace(self, tensors: Mapping[str, Tensor], target: Any) -> None:
+        """See `PairDrafter.replace`."""
+        replace_packed(self._weights[0], self._plan, tensors, target, lambda: self._pack(tensors, target))
+
+    def _pack(self, given: Mapping[str, Tensor], target: CppTarget) -> Packed:
+        c, m, tensors = self.config, self.config.model, dict(given)
         queries = tensors["input_layer.position_queries.weight"].float()
         queries = rms_norm(queries, tensors["input_layer.query_norm.weight"].float(), m.rms_norm_eps)
         tensors[_FUSE], ours = tensors[_FUSE].split([2 * m.hidden_size, m.hidden_size], 1)
@@ -69,13 +83,11 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
         geometry = Geometry(*sizes, m.num_layers, drafter_rounding(target))
         count = sum(t.numel() for t in tensors.values())
         packed = Weights(target.dtype, count * target.dtype.itemsize + (1 << 20))
-        get = stored_or_float(tensors, {}, "dense")
-        if target.weights != "dense":
-            get = in_bytes(get)
+        get = matrices(tensors, target)
         layers = [pack_layer(packed, get, tensors, f"layers.{i}.", geometry) for i in range(m.num_layers)]
         own = EMBEDDING in tensors
         embedding = packed.linear(get(EMBEDDING)) if own else borrowed(target.embedding_record, 1)
-        head = packed.linear(get("lm_head.weight"))
+        head = packed.linear(get(HEAD))
         plan = decoder_plan(geometry, embedding, head, packed.vector(tensors["norm.weight"]), layers)
         condition, fuse = packed.linear(get("input_layer.condition_proj.weight")), packed.linear(get(_FUSE))
         norms = (packed.vector(tensors[f"input_layer.{n}_norm.weight"]) for n in ("condition", "token"))

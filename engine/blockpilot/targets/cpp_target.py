@@ -22,12 +22,14 @@ from blockpilot.targets.rope import rope_tables
 from blockpilot.targets.torch_target import PREFILL_ROWS, WIDEST_BLOCK, check_features
 from blockpilot_kernels.packed_decoder import (
     FORMATS,
+    Blocks,
     Geometry,
     Record,
     Weights,
     decoder_forward,
     decoder_plan,
     move_places,
+    packed_rows,
     records_of,
     verify_commit,
     weighted_rows,
@@ -107,6 +109,11 @@ class PackedTable:
     def __init__(self, blob: Tensor, record: Record) -> None:
         self._blob, self._record = blob, record
         self.shape, self.device, self.ndim = record[2:4], blob.device, 2
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        """ids of any shape → their rows [..., H], floats."""
+        rows = packed_rows(self._blob, self._record, ids.flatten())
+        return (rows.dequantise() if isinstance(rows, Blocks) else rows).unflatten(0, ids.shape)
 
     def weighted_mean(self, p: Tensor) -> Tensor:
         """p [R, V] float32 → p @ E, [R, H]."""

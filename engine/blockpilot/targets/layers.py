@@ -90,6 +90,23 @@ class DecoderLayer:
         self.q_norm = None if q_norm is None else q_norm.float()
         self.k_norm = None if k_norm is None else k_norm.float()
 
+    def own(self) -> None:
+        """Keep its norms apart from the tensors that it was made of, which `replace` must not write to."""
+        self.input_norm, self.post_norm = self.input_norm.clone(), self.post_norm.clone()
+
+    def replace(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
+        """Write other weights, under the same names, over those of a layer without biases and norms of heads."""
+        products = {
+            self.qkv: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            self.out: ("self_attn.o_proj",),
+            self.gate_up: ("mlp.gate_proj", "mlp.up_proj"),
+            self.down: ("mlp.down_proj",),
+        }
+        for linear, names in products.items():
+            linear.replace(torch.cat([tensors[f"{prefix}{n}.weight"] for n in names]))
+        self.input_norm.copy_(tensors[f"{prefix}input_layernorm.weight"])
+        self.post_norm.copy_(tensors[f"{prefix}post_attention_layernorm.weight"])
+
     def forward(
         self, x: Tensor, normed: Tensor, cache: KVCache, layer: int, step: Pass, next_norm: Tensor
     ) -> tuple[Tensor, Tensor]:

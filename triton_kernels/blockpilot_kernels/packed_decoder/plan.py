@@ -110,6 +110,27 @@ def records_of(words: Sequence[int]) -> list[Record]:
     return list(zip(*each, strict=True))
 
 
+def head_of(plan: Tensor) -> Record:
+    """The head's record in the words of `decoder_plan`."""
+    return records_of(plan[14:20].tolist())[0]
+
+
+def overwrite(blob: Tensor, record: Record, matrix: Matrix, dtype: torch.dtype) -> None:
+    """Put another matrix where that of a record lies; dtype: as in `Weights`.
+
+    Raises:
+        ValueError: another shape or format.
+    """
+    name, _, pieces = pack(matrix, dtype)
+    found, wanted = (name, *matrix.shape), (FORMATS[record[1]], *record[2:4])
+    if found != wanted:
+        raise ValueError(f"matrix: expected {wanted}, got {found}")
+    at = record[4]
+    for piece in pieces:
+        blob[at : at + piece.numel()] = piece
+        at += piece.numel()
+
+
 def borrowed(record: Record, blob: int) -> Record:
     """The record of a matrix that lies in another tensor of the weights list."""
     return (blob, *record[1:])

@@ -57,11 +57,10 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         self.rounds = dtype == torch.bfloat16
         native = self.rounds and _native_bf16(weight.device)
-        pad_n, pad_k = (round_up(s) - s for s in weight.shape)
-        w = F.pad(weight.to(dtype), (0, pad_k, 0, pad_n)).to(dtype if native else torch.float32).contiguous()
-        self.dtype = w.dtype
+        self.dtype = dtype if native else torch.float32
+        self._pad_n, self._pad_k = (round_up(s) - s for s in weight.shape)
+        w = self._padded(weight)
         self.bytes = w.numel() * w.element_size()
-        self._pad_k = pad_k
         self._bias = None if bias is None else bias.float()
         self._triton = dispatch.backend_of(w.device.type) == "triton"
         if self._triton:
@@ -86,6 +85,19 @@ class PackedLinear:
         tiles = [self._tile(t) for t in x.split(TILE)]
         y = (tiles[0] if len(tiles) == 1 else torch.cat(tiles)).float()[:, : self.out_features]
         return y if self._bias is None else y + self._bias
+
+    def replace(self, weight: Tensor) -> None:
+        """Multiply by another weight [N, K] from now on, written where the old one lies; its bias stays."""
+        w = self._padded(weight)
+        if self._packed:  # no step on a CPU is captured, so nothing holds the old place
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(w, TILE)
+        else:
+            self._weight.copy_(w)
+
+    def _padded(self, weight: Tensor) -> Tensor:
+        """A copy of the weight, rounded, with zeros beyond it."""
+        rounded = weight.to(torch.bfloat16 if self.rounds else torch.float32)
+        return F.pad(rounded, (0, self._pad_k, 0, self._pad_n)).to(self.dtype).contiguous()
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows [R, in_features] of the weight as it was rounded, index [R] int64; a dense copy is made meanwhile."""
