@@ -37,6 +37,11 @@ BENCHMARKS = (
         "drafters", "every drafter beside plain decoding: τ, drafting share, tokens/s; projected", "drafters"
     ),
     Benchmark(
+        "adapt",
+        "a drafter that learns while it serves: never, always and the bandit, prompts shifting",
+        "adapt",
+    ),
+    Benchmark(
         "accuracy", "weight formats against float32: logits, KL, top-1, perplexity on 20k tokens", "accuracy"
     ),
     Benchmark(
