@@ -59,7 +59,7 @@ class LLM:
         max_requests: requests decoded at once. max_length: positions per request (prompt and answer).
         threads: CPU threads, for the whole process; None keeps torch's setting.
         max_queue: requests that may wait. draft_temperature: factor on a request's temperature for drafting.
-        adapt: True or an `Adapt`: an EAGLE-3 drafter learns from what it serves, where that pays;
+        adapt: True or an `Adapt`: an EAGLE-3 or SpecBlock drafter learns from what it serves, where that pays;
             `adapter.report()` tells.
 
     Raises:

@@ -48,7 +48,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["eagle3"])
+@pytest.mark.parametrize("kind", ["eagle3", "specblock"])
 def test_answers_are_plain_while_weights_move(learning, backend, kind, mode):
     """Chains, trees and plain requests in one batch; some of what is drafted is accepted behind every update."""
     learning.use(kind)
@@ -263,7 +263,7 @@ def test_memory_is_bounded(learning):
     assert llm.adapter.feedback.rows > 32 * 24
 
 
-@pytest.mark.parametrize("kind", ["eagle3"])
+@pytest.mark.parametrize("kind", ["eagle3", "specblock"])
 def test_a_saved_state_goes_on_as_the_engine_that_saved_it(learning, backend, kind, tmp_path):
     learning.use(kind)
     path = tmp_path / "adapt.safetensors"

@@ -92,7 +92,7 @@ def test_a_loaded_checkpoint_is_not_written_to(implementation, pair_for):
     assert all(torch.equal(checkpoint.tensors[n], t) for n, t in kept.items())
 
 
-@pytest.mark.parametrize("kind", ["eagle3"])
+@pytest.mark.parametrize("kind", ["eagle3", "specblock"])
 def test_the_cache_of_packed_weights_is_not_written_to(kind, tmp_path, monkeypatch, learning):
     """Nor is what another engine has mapped of it."""
     require("cpp")

@@ -17,9 +17,11 @@ from blockpilot.training.draft_data import Answer
 from blockpilot.training.draft_loss import ABSENT, DraftIds, Labels, draft_loss, position_weights
 from blockpilot.training.draft_model import Blocks
 from blockpilot.training.eagle3_model import Eagle3Model
+from blockpilot.training.specblock_model import SpecBlockModel
 
-MODELS: dict[str, type[Eagle3Model]] = {"eagle3": Eagle3Model}  # by kind of drafter: those that can adapt
-HEAD_PARAMETERS = ("lm_head",)  # the final norm's weight could only scale its columns
+# By kind of drafter: those that can adapt. SpecBlock's rank head, which a chain's loss does not teach, stays as it is.
+MODELS: dict[str, type[Eagle3Model | SpecBlockModel]] = {"eagle3": Eagle3Model, "specblock": SpecBlockModel}
+HEAD_PARAMETERS = ("lm_head", "weights.lm_head")  # the final norm's weight could only scale its columns
 RATES = {"head": 6e-4, "full": 2e-4}
 STEPS = 8  # of an update
 BATCH, ANCHORS = 4, 16  # pieces of a step, and blocks of each
