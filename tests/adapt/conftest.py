@@ -13,15 +13,25 @@ import torch
 from blockpilot.adapt import adapter, feedback, learner
 from blockpilot.adapt.bandit import Choice
 from blockpilot.adapt.learner import Learner, Outcome
+from blockpilot_kernels.dispatch import forced
 from tests.drafters.conftest import eagle3_for, implementation, load, pair_for, specblock_for, targets
 from tests.eagle3 import save_eagle3_drafter
 from tests.engine.pair import write_tokenizer
+from tests.implementations import require
 from tests.specblock import save_specblock_drafter
 from tests.tiny import save_target
 
 __all__ = ["eagle3_for", "implementation", "load", "pair_for", "specblock_for", "targets"]
 VOCAB = 48
 IDS = [0, 1, 3, *range(4, 48, 2), 9, 11]
+
+
+@pytest.fixture(params=["reference", "cpp"])
+def backend(request):
+    if request.param == "cpp":
+        require("cpp")
+    with forced(request.param):
+        yield request.param
 
 
 class Learning:

@@ -24,7 +24,7 @@ from blockpilot.state import State
 from blockpilot.step import StepClock, first_token, run_step
 from blockpilot.targets import Target
 from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
-from blockpilot.targets.cpp_target import CppCache
+from blockpilot.targets.cpp_cache import CppCache
 from blockpilot_kernels.packed_decoder import quantise_q8_0
 from tests.implementations import build
 

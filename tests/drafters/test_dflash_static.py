@@ -16,7 +16,7 @@ from blockpilot.state import State
 from blockpilot.step import StepClock, run_step
 from blockpilot.targets import Target
 from blockpilot.targets.checkpoint import load_checkpoint
-from blockpilot.targets.cpp_target import CppCache
+from blockpilot.targets.cpp_cache import CppCache
 from blockpilot_kernels.dispatch import forced
 from blockpilot_kernels.packed_decoder import quantise_q8_0
 from tests.drafters.rounds import SLIDING, Rounds, in_blocks, load_pair

@@ -16,7 +16,7 @@ from blockpilot.rows import kv_bound, make_rows
 from blockpilot.state import State
 from blockpilot.targets import Target
 from blockpilot.targets.checkpoint import Checkpoint, load_checkpoint
-from blockpilot.targets.cpp_target import CppCache
+from blockpilot.targets.cpp_cache import CppCache
 from blockpilot.tree import plant
 from blockpilot_kernels import dispatch
 from tests.implementations import IMPLEMENTATIONS, build, require

@@ -14,7 +14,8 @@ from blockpilot.drafters.packed import drafter_rounding, packed_key
 from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State
-from blockpilot.targets.cpp_target import CppCache, CppTarget
+from blockpilot.targets.cpp_cache import CppCache
+from blockpilot.targets.cpp_target import CppTarget
 from blockpilot.targets.packed_cache import Packed, cached
 from blockpilot.targets.packing import (
     GetMatrix,

@@ -14,7 +14,8 @@ from blockpilot.drafters.headed_checkpoint import EMBEDDING, HEAD, HeadedCheckpo
 from blockpilot.drafters.packed import drafter_rounding, matrices, packed_key, replace_packed
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
-from blockpilot.targets.cpp_target import CppCache, CppTarget
+from blockpilot.targets.cpp_cache import CppCache
+from blockpilot.targets.cpp_target import CppTarget
 from blockpilot.targets.packed_cache import Packed, cached
 from blockpilot.targets.packing import pack_layer, padded_size
 from blockpilot.targets.rope import rope_tables

@@ -16,7 +16,8 @@ from blockpilot.drafters.specblock_rank import RankHead
 from blockpilot.plan import StepPlan
 from blockpilot.rows import Rows
 from blockpilot.state import State
-from blockpilot.targets.cpp_target import CppCache, CppTarget
+from blockpilot.targets.cpp_cache import CppCache
+from blockpilot.targets.cpp_target import CppTarget
 from blockpilot.targets.packed_cache import Packed, cached
 from blockpilot.targets.packing import pack_layer, padded_size
 from blockpilot_kernels.norm_rope import rms_norm

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +15,7 @@ from blockpilot.rows import Rows, make_rows
 from blockpilot.state import State
 from blockpilot.targets.checkpoint import Checkpoint, expected_tensors
 from blockpilot.targets.config import ModelConfig
+from blockpilot.targets.cpp_cache import CppCache
 from blockpilot.targets.packed_cache import Packed, PackedKey, cached
 from blockpilot.targets.packing import pack_layer, padded_size, rounding_of, stored_or_float
 from blockpilot.targets.rope import rope_tables
@@ -36,7 +36,6 @@ from blockpilot_kernels.packed_decoder import (
 )
 
 _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-CHUNK = 16  # positions side by side in the key cache
 
 
 def packed_bytes(checkpoint: Checkpoint, weights: str, dtype: torch.dtype) -> int:
@@ -62,45 +61,6 @@ def _packed_key(checkpoint: Checkpoint, dtype: torch.dtype, weights: str) -> Pac
     source = json.dumps(checkpoint.files)
     place = str(checkpoint.path.resolve())
     return PackedKey("target", (checkpoint.fingerprint, weights, str(dtype), place), source)
-
-
-class CppCache:
-    """Static keys and values of `slots` slots plus a dump slot; its pointers never change.
-
-    Keys [layer, slot, kv head, C / 16, D, 16], values [layer, slot, kv head, C, D padded to 16]: both are read
-    along their last axis.
-    """
-
-    def __init__(
-        self, layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype
-    ) -> None:
-        chunks = -(-capacity // CHUNK)
-        self.k = _zeros((layers, slots + 1, heads, chunks, dim, CHUNK), dtype)
-        self.v = _zeros((layers, slots + 1, heads, chunks * CHUNK, -(-dim // CHUNK) * CHUNK), dtype)
-        self.dump, self.dim = slots, dim
-
-    @staticmethod
-    def bytes_needed(layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype) -> int:
-        """Bytes of such a cache."""
-        per_position = dim + -(-dim // CHUNK) * CHUNK
-        return layers * (slots + 1) * heads * -(-capacity // CHUNK) * CHUNK * per_position * dtype.itemsize
-
-    def canonical(self) -> tuple[Tensor, Tensor]:
-        """Copies of keys and values as [layer, slot, kv head, position, D]."""
-        return self.k.transpose(-1, -2).flatten(3, 4), self.v[..., : self.dim].clone()
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in pages that the system hands out when they are first touched.
-
-    `torch.zeros` writes them all, which takes longer than the rest of a start from packed weights; `numpy.zeros` asks
-    for huge pages, of which a single request touches a few hundred megabytes.
-    """
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
-        return torch.zeros(shape, dtype=dtype, device="cpu")
-    size = math.prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class PackedTable:
