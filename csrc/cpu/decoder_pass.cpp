@@ -1,8 +1,8 @@
 #include "decoder_pass.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
+
+#include "step_tensor.h"
 
 namespace blockpilot {
 namespace {
@@ -58,7 +58,7 @@ at::Tensor run_rows(const ModelKernels& k, const Decoder& d, const Cache& cache,
     k.embed(d.embedding, ids[i], d.embedding_scale, x + static_cast<int64_t>(i) * s.hidden);
   }
   pass.tiles = query_tiles(pass.rows, s, k.tile_queries, pass.threads);
-  at::Tensor features = at::zeros({n, static_cast<int64_t>(feature_layers.size()) * s.hidden}, at::kFloat);
+  at::Tensor features = step_zeros(n, static_cast<int64_t>(feature_layers.size()) * s.hidden);
   keep_features(feature_layers, 0, s.hidden, pass, x, features);
   for (int64_t i = 0; i < d.depth(); ++i) {
     run_layer(k, s, d.layers[static_cast<std::size_t>(i)], cache, i, pass, x);

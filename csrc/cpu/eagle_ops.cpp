@@ -1,7 +1,6 @@
 // One call drafts a chain with EAGLE-3, one runs any of its passes.
 #include "eagle.h"
 
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -42,7 +41,7 @@ std::tuple<at::Tensor, at::Tensor> eagle_forward(
   }
   if (fusing) fuse(k, e, from, rows, pass.threads, own);
   run_pairs(k, e, cache, pass, said, own);
-  at::Tensor made = at::zeros({n, hidden}, at::kFloat);
+  at::Tensor made = step_zeros(n, hidden);
   for (int64_t i = 0; i < rows; ++i)
     std::copy_n(own + i * hidden, hidden,
                 made.mutable_data_ptr<float>() + pass.rows[static_cast<std::size_t>(i)].source * hidden);

@@ -1,8 +1,6 @@
 // One call drafts chains with SpecBlock, one runs any of its passes.
 #include "specblock.h"
 
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -65,7 +63,7 @@ using Said = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 Said say(const ModelKernels& k, const Decoder& d, const float* made, const std::vector<int64_t>& to,
          int64_t asked, int64_t threads) {
   const int64_t hidden = d.shape.hidden, m = static_cast<int64_t>(to.size());
-  at::Tensor states = at::zeros({asked, hidden}, at::kFloat), after = at::zeros_like(states);
+  at::Tensor states = step_zeros(asked, hidden), after = step_zeros(asked, hidden);
   at::Tensor logits = step_tensor(asked, d.head.rows, at::kFloat);
   if (m < asked) std::fill_n(logits.mutable_data_ptr<float>(), logits.numel(), 0.0f);
   const Arena::Scope scope(arena());

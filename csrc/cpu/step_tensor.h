@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+
+#include <algorithm>
 #if defined(__unix__)
 #include <sys/mman.h>
 #endif
@@ -24,6 +26,14 @@ inline at::Tensor step_tensor(int64_t rows, int64_t columns, at::ScalarType dtyp
   }
 #endif
   return at::empty({rows, columns}, at::TensorOptions().dtype(dtype));
+}
+
+// A float32 matrix of zeros. `at::zeros` has a team of OpenMP write large ones, which then spins for a while
+// on the cores that the pass needs.
+inline at::Tensor step_zeros(int64_t rows, int64_t columns) {
+  at::Tensor made = step_tensor(rows, columns, at::kFloat);
+  std::fill_n(made.mutable_data_ptr<float>(), made.numel(), 0.0f);
+  return made;
 }
 
 }  // namespace blockpilot

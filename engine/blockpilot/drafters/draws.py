@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blockpilot.drafters.draft_vocabulary import DraftVocabulary
+from blockpilot.one_thread import one_thread
 from blockpilot.plan import StepPlan
 from blockpilot.state import State
 from blockpilot_kernels import choose
@@ -91,8 +92,9 @@ class Draws:
         """
         if self.noise is not None:
             sampled = (self.temperature > 0)[:, None]
-            cooled = logits / torch.where(sampled, self.temperature[:, None], 1.0)
-            logits = torch.where(sampled, cooled + self.noise, logits)
+            with one_thread():
+                cooled = logits / torch.where(sampled, self.temperature[:, None], 1.0)
+                logits = torch.where(sampled, cooled + self.noise, logits)
         if self.banned is None:
             return logits
         last = logits.shape[1]
@@ -106,4 +108,6 @@ def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     At most 0, whatever the rounding: no node may be likelier than its parent.
     """
     found = largest(scores, count)
-    return found, (scores.gather(1, found) - scores.logsumexp(-1, keepdim=True)).clamp(max=0)
+    with one_thread():
+        whole = scores.logsumexp(-1, keepdim=True)
+    return found, (scores.gather(1, found) - whole).clamp(max=0)

@@ -9,14 +9,14 @@ or, as the mean embedding, row by row, and the network in tiles of 16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from blockpilot.one_thread import one_thread
 from blockpilot.policies.contract import Table, check_window
 from blockpilot_kernels.tiled_linear import TILE, PackedLinear, pad_rows
 
@@ -198,19 +198,6 @@ def _unit(mean: Tensor) -> Tensor:
     return mean * torch.rsqrt(mean.square().mean(-1, keepdim=True) + _RMS_EPSILON)
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Torch on one thread: a team waits for its slowest member, long on a busy machine, and then spins for a while on
-    the cores that the next pass needs, which is more than it saves a small network.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Predictor:
     """A trained network as a `BlockPolicy`. It draws nothing at random and keeps nothing between requests.
 
@@ -244,7 +231,7 @@ class Predictor:
 
     def choose(self, last_logits: Tensor) -> Tensor:
         """Raw logits [R, V] → widths [R] int64; the lowest width wins a tie and takes non-finite rows."""
-        with _alone() if self.architecture.kind == "compact" else nullcontext():
+        with one_thread() if self.architecture.kind == "compact" else nullcontext():
             scores = self.scores(policy_input(last_logits, self.architecture.input_kind, self._embedding))
         window = torch.tensor(self.window, device=scores.device)
         best = scores == scores.amax(-1, keepdim=True)
