@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.errors import TrainingDivergedError
@@ -160,4 +162,14 @@ def test_a_damaged_state_is_named(target, tmp_path):
     for damaged in (b"", whole[:100], whole[:-7]):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"state\.safetensors: expected the state of a run"):
+            run.load(path)
+    path.write_bytes(whole)
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    lacking = [({k: v for k, v in tensors.items() if k != "scale"}, metadata)]
+    lacking += [(tensors, {k: v for k, v in metadata.items() if k != key}) for key in metadata]
+    for part, words in lacking:
+        save_file(part, path, metadata=words)
+        with pytest.raises(ValueError, match="expected the state of a run"):
             run.load(path)

@@ -228,12 +228,22 @@ class DraftTrainer:
             ValueError: a damaged file, or one of another recipe or another drafter.
         """
         try:
-            with safe_open(path, "pt") as file:
-                metadata = {k: json.loads(v) for k, v in file.metadata().items()}
-        except (SafetensorError, AttributeError, ValueError) as error:
+            self._load(path)
+        except (
+            SafetensorError,
+            AttributeError,
+            KeyError,
+            TypeError,
+            RuntimeError,
+            json.JSONDecodeError,
+        ) as error:
             raise ValueError(
-                f"{path}: expected the state of a run, found {error}; delete the file to begin again"
+                f"{path}: expected the state of a run, found {error!r}; delete the file to begin again"
             ) from error
+
+    def _load(self, path: Path) -> None:
+        with safe_open(path, "pt") as file:
+            metadata = {k: json.loads(v) for k, v in file.metadata().items()}
         ours = json.loads(json.dumps(asdict(self.recipe)))
         free = ("blocks", "decay", "rate")
         if other := [k for k in ours if k not in free and ours[k] != metadata["recipe"].get(k)]:
