@@ -76,7 +76,10 @@ def _shapes(text: str) -> tuple[Shape, ...]:
         numbers = part.split("/")
         if len(numbers) > 2 or not all(n.isdecimal() and int(n) >= 2 for n in numbers):
             raise argparse.ArgumentTypeError(f"expected sizes >= 2 as in 4,6 or 6/8, got {part!r}")
-        found.append((int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None))
+        width, *nodes = map(int, numbers)
+        if nodes and nodes[0] < width:
+            raise argparse.ArgumentTypeError(f"expected no fewer nodes than the width, got {part!r}")
+        found.append((width, nodes[0] if nodes else None))
     return tuple(found)
 
 
