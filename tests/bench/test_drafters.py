@@ -127,7 +127,13 @@ def test_shapes_that_a_drafter_lacks_are_skipped(tiny, capsys):
 
 
 def test_options_that_are_refused(tiny, capsys):
-    for wrong in (["--drafter", "x"], ["--widths", "1"], ["--trees", "4/x"], ["--trees", "6/4"], ["--gpu", "TPU"]):
+    for wrong in (
+        ["--drafter", "x"],
+        ["--widths", "1"],
+        ["--trees", "4/x"],
+        ["--trees", "6/4"],
+        ["--gpu", "TPU"],
+    ):
         with pytest.raises(SystemExit):
             bench_run.main(["drafters", *wrong])
     assert bench_run.main(["drafters", "--policy", "nobody=fixed:3"]) == 2
