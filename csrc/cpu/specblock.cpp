@@ -95,6 +95,7 @@ SpecBlock read_specblock(at::TensorList weights, const at::Tensor& plan, double 
   for (int64_t i = 1; shifted && i < b.decoder.depth(); ++i)
     b.shifts.push_back(reader.linear(hidden, 2 * hidden));
   reader.finish();
+  for (const Layer& layer : b.decoder.layers) TORCH_CHECK_VALUE(layer.causal, "plan: expected causal layers");
   return b;
 }
 

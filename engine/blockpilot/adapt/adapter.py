@@ -5,6 +5,7 @@ The target decides every token, so nothing here can change an output, only how f
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from blockpilot.request import Handle
 from blockpilot.targets import Target
 
 ROWS = 2048  # fresh answered tokens that an update looks at
+_log = logging.getLogger(__name__)
 GUESS = 192  # steps that an update is taken to cost before one was timed
 
 
@@ -37,6 +39,7 @@ class Adapter:
         bandit: decides. pulse, feedback: what it knows. learner: None before the first update.
         counts: of "skipped", "kept", "dropped" and "reverted". seconds: that all of it took.
         changed: the arm whose weights the drafter does not have from its checkpoint; "" before the first update.
+        failed: the error that ended adapting; None while there is none.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Adapter:
         self._context: list[float] = []
         self._spent = 0.0
         self._rows, self._gathers = 0, False
+        self.failed: str | None = None
 
     def around(self, handles: Mapping[int, Handle], run: Callable[[], None]) -> None:
         """Run a step of these requests, by slot, and take in what it did; then go on with whatever is in hand."""
@@ -68,16 +72,25 @@ class Adapter:
         begun = self._clock()
         run()
         ended = self._clock()
-        if not drafting:
+        if not drafting or self.failed is not None:
             return
+        try:
+            self._take_in(drafting, done, ended - begun)
+        except Exception as error:  # a drafter that no longer learns must cost no answer
+            self.failed = repr(error)
+            _log.warning("blockpilot: the drafter no longer adapts, requests go on: %s", self.failed)
+            self.stop()
+        self.seconds += self._clock() - ended
+
+    def _take_in(self, drafting: list[Handle], done: list[tuple[int, int]], seconds: float) -> None:
+        """What a step did; `done`: step tokens and tokens of each request before it."""
         pulse = self.pulse
-        pulse.seconds += ended - begun
+        pulse.seconds += seconds
         pulse.passes += 1
         for handle, (steps, tokens) in zip(drafting, done, strict=True):
             unsayable = sum(map(self._unsayable.__getitem__, handle.token_ids[tokens:]))
             pulse.count(handle.stats.step_tokens[steps:], unsayable, handle.stats.width)
         self._advance(drafting)
-        self.seconds += self._clock() - ended
 
     def _advance(self, drafting: list[Handle]) -> None:
         """From a decision to feedback to the work on it, a little a step."""
@@ -192,7 +205,8 @@ class Adapter:
         """What was done and what it took, JSON-ready.
 
         `share`: of the seconds of steps with drafts and of adapting, what adapting took. `arms`: for each, updates
-        made, seconds of one, and the gain expected in the present context with its standard deviation.
+        made, seconds of one, and the gain expected in the present context with its standard deviation. `failed`: as the
+        attribute.
         """
         context = self.pulse.context() if self.pulse.slow else None
         arms = {
@@ -212,6 +226,7 @@ class Adapter:
             "tau": self.pulse.fast or None,
             "tau_long_run": self.pulse.slow or None,
             "pieces": len(self.feedback.pieces),
+            "failed": self.failed,
             "arms": arms,
         }
 

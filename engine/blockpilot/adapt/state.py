@@ -5,6 +5,7 @@ No text of a request is in it: feedback is gathered anew.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -29,7 +30,7 @@ _WEIGHT = "weight."
 
 def save(adapter: Adapter, path: Path) -> None:
     """Write the state, with no update under way; the file appears whole or not at all."""
-    tensors, learner = {"format": torch.tensor(FORMAT)}, adapter.learner
+    tensors, learner = {"format": torch.tensor(FORMAT)}, adapter.learner  # a file has at least one
     if learner is not None:
         named = learner.model.named_parameters()
         tensors |= {_WEIGHT + n: p.detach().cpu().clone().contiguous() for n, p in named}
@@ -43,7 +44,8 @@ def save(adapter: Adapter, path: Path) -> None:
         "seconds": adapter.seconds,
     }
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"state": json.dumps(known)})
+        text = json.dumps(known)
+        save_file(tensors, temporary, metadata={"state": text, "seal": _seal(text, tensors)})
 
 
 def restore(adapter: Adapter, path: Path) -> None:
@@ -62,7 +64,7 @@ def restore(adapter: Adapter, path: Path) -> None:
         bandit, pulse = Bandit.from_dict(known["bandit"]), Pulse.from_dict(known["pulse"])
         counts, seconds, changed = Counter(known["counts"]), float(known["seconds"]), str(known["changed"])
         learner = _learner(adapter, tensors) if "scale" in tensors else None
-    except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (SafetensorError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ValueError(
             f"{path}: expected what adapting saved, found {error!r}; delete the file to begin again"
         ) from error
@@ -74,8 +76,20 @@ def restore(adapter: Adapter, path: Path) -> None:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safe_open(path, "pt") as file:
-        known = json.loads(file.metadata()["state"])
-    return known, load_file(path)
+        metadata = file.metadata()
+    tensors = load_file(path)
+    if metadata["seal"] != _seal(metadata["state"], tensors):
+        raise KeyError("a file as it was saved")
+    return json.loads(metadata["state"]), tensors
+
+
+def _seal(text: str, tensors: dict[str, Tensor]) -> str:
+    """Hex SHA-256 of everything in a file and of its format: what fits it is what `save` wrote."""
+    digest = hashlib.sha256(f"{FORMAT} {text}".encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @torch.inference_mode(False)
