@@ -86,7 +86,6 @@ def test_unknown_dtype_lists_the_known_ones(refused):
         "fixed:4/",
         "fixed:4/6/8",
         "fixed:4@x",
-        "fixed:4/6@absent.json",
         "missing.safetensors",
         "best",
     ],
@@ -94,6 +93,10 @@ def test_unknown_dtype_lists_the_known_ones(refused):
 def test_unknown_policy_lists_the_known_ones(refused, policy):
     line = refused("bench", "--policy", policy)
     assert "fixed:N" in line and repr(policy) in line
+
+
+def test_a_calibration_that_is_not_there_is_said(refused):
+    assert "found no file 'absent.json'" in refused("bench", "--policy", "fixed:4/6@absent.json")
 
 
 def test_unknown_device_lists_the_ones_here(refused, fake_llm):

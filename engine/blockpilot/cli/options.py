@@ -135,7 +135,11 @@ def parse_policy(text: str) -> str | int | None:
         sizes, _, costs = shape.partition("@")
         numbers = sizes.split("/")
         spelt = all(n.isdecimal() and int(n) >= 1 for n in numbers) and len(numbers) <= 2
-        if not spelt or ("@" in shape and (len(numbers) < 2 or not Path(costs).is_file())):
+        if spelt and len(numbers) == 2 and "@" in shape and not Path(costs).is_file():
+            raise ValueError(
+                f"--policy: expected a calibration behind @, found no file {costs!r}; see `calibrate`"
+            )
+        if not spelt or ("@" in shape and len(numbers) < 2):
             raise ValueError(
                 "--policy: expected fixed:N, fixed:N/M for trees of M nodes or fixed:N/M@FILE with the calibration "
                 f"that cuts them, N >= 1, got {text!r}"

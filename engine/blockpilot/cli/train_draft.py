@@ -151,7 +151,7 @@ def run(
 
 def _print(report: dict[str, Any]) -> None:
     taus = ", ".join(f"{tau:.3f} at width {width}" for width, tau in report["tau"].items())
-    say(f"{report['blocks']} blocks in {report['cpu_seconds'] / 60:.0f} CPU-minutes; held-out τ {taus}")
+    say(f"{report['blocks']} blocks in {report['cpu_seconds'] / 60:.1f} CPU-minutes; held-out τ {taus}")
     say(
         f"drafter: {report['drafter']}"
         + ("" if report["finished"] else " (not finished; run again to go on)")
