@@ -67,7 +67,14 @@ class Pair:
                 raise ValueError(f"Pair.{name}: expected a non-empty fingerprint, got {value!r}")
 
     def __str__(self) -> str:
-        return f"target {self.target} with drafter {self.drafter}"
+        target, drafter = (_short(f) for f in (self.target, self.drafter))
+        return f"target {target} with drafter {drafter}"
+
+
+def _short(fingerprint: str) -> str:
+    """Enough of the hash to tell two apart, and all that is behind it."""
+    hashed, plus, rest = fingerprint.partition("+")
+    return hashed[:12] + plus + rest
 
 
 class Fixed:
