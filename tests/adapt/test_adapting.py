@@ -165,7 +165,7 @@ def test_harm_is_taken_back(learning):
     install = adapting.install
     adapting.install = lambda arm: (install(arm), held.append(weights(llm)))
     llm.generate(learning.prompts(30, 1), replace(GREEDY, width=6))
-    assert adapting.counts["reverted"] == 1 and not adapting._watch.on
+    assert adapting.counts["reverted"] == 1 and adapting._watch._before is None
     assert len(held) == 2 and not same(before, held[0])
     assert same(before, weights(llm))
     assert adapting.bandit.explored > 0

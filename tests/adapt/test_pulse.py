@@ -59,7 +59,7 @@ def asked(before: float, after: float, seed: int) -> int:
         assert not watch.fell(look)
     watch.begin()
     found = sum(watch.fell(look) for look in looks(after, 3 * LOOKED_AT[-1] // ROUNDS, seed + 1))
-    assert not watch.on
+    assert watch._before is None
     return found
 
 
@@ -72,5 +72,5 @@ def test_a_fall_is_seen_and_noise_is_not():
 
 def test_nothing_is_watched_before_an_update():
     watch = Watch()
-    assert not watch.on
+    assert watch._before is None
     assert not any(watch.fell(look) for look in [*looks(2.5, 20, 0), *looks(1.1, 40, 1)])

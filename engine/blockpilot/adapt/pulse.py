@@ -122,11 +122,6 @@ class Watch:
         self._since = Moments()
         self._due: list[int] = []
 
-    @property
-    def on(self) -> bool:
-        """Whether an update is watched."""
-        return self._before is not None
-
     def begin(self) -> None:
         """An update was made now."""
         self._before, self._since, self._due = Moments.sum(self._recent), Moments(), list(LOOKED_AT)
