@@ -56,7 +56,7 @@ TORCH_LIBRARY(blockpilot, m) {
       "Tensor head_rows, Tensor? path=None) -> (Tensor, Tensor)";
   const std::string drafts =
       "Tensor(c!)[] state, int[] slots, int[] widths, int[] sources, Tensor pending, Tensor? draft_ids, "
-      "Tensor? noise, float temperature, bool bans, Tensor(d!) drafts) -> int";
+      "Tensor? noise, float temperature, bool bans, Tensor(d!) drafts, Tensor? copied=None) -> int";
   const std::string specblock_forward =
       "specblock_forward" + layers +
       "Tensor x, bool features, Tensor tokens, Tensor[] where, Tensor exists, Tensor extent, Tensor "

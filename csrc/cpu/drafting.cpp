@@ -50,6 +50,12 @@ void check_drafts(const at::Tensor& drafts, const StepState& state) {
                     "drafts: expected a contiguous tensor of at least ", state.widest - 1, " columns");
 }
 
+at::Tensor read_copied(const std::optional<at::Tensor>& copied, const StepState& state) {
+  if (!copied) return {};
+  check_tensor("copied", *copied, at::kBool, {state.slots});
+  return copied->contiguous();
+}
+
 void ban_stops(const StepState& state, int64_t slot, int64_t position, Draw& draw) {
   if (position >= state.free_from[slot]) return;
   draw.banned = state.stop_ids + slot * state.stops;

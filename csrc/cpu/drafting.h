@@ -21,6 +21,14 @@ const int64_t* check_draft_ids(const std::optional<at::Tensor>& ids, int64_t col
 // [slots][at least widest − 1] drafts.
 void check_drafts(const at::Tensor& drafts, const StepState& state);
 
+// Slots that nothing is drafted for, [slots]; undefined where every slot drafts.
+at::Tensor read_copied(const std::optional<at::Tensor>& copied, const StepState& state);
+
+// Whether a slot is one of those.
+inline bool is_copied(const at::Tensor& copied, int64_t slot) {
+  return copied.defined() && copied.const_data_ptr<bool>()[slot];
+}
+
 // The stop ids of a slot, if it may not choose them for the token at `position`.
 void ban_stops(const StepState& state, int64_t slot, int64_t position, Draw& draw);
 

@@ -75,15 +75,15 @@ Pass pending_rows(const StepState& state, const Members& members, const Pending&
   return pass;
 }
 
-// The chains of the slots whose last pairs are in `x`.
+// The chains of the slots whose last pairs are in `x`, but for those that are copied.
 std::vector<Chain> first_chains(const StepState& state, const Members& members, at::IntArrayRef sources,
-                                const float* x, int64_t hidden) {
+                                const at::Tensor& copied, const float* x, int64_t hidden) {
   std::vector<Chain> chains;
   for (std::size_t i = 0; i < members.slots.size(); ++i) {
     const int64_t r = members.slots[i];
     if (state.effective[r] < 1) continue;
     x += state.count[r] * hidden;
-    chains.push_back({r, sources[i], 0, x - hidden});
+    if (!is_copied(copied, r)) chains.push_back({r, sources[i], 0, x - hidden});
   }
   return chains;
 }
@@ -153,7 +153,8 @@ int64_t draft_chain(at::TensorList weights, const at::Tensor& plan, double eps, 
                     at::TensorList state_tensors, at::IntArrayRef slots, at::IntArrayRef widths,
                     at::IntArrayRef sources, const at::Tensor& features,
                     const std::optional<at::Tensor>& draft_ids, const std::optional<at::Tensor>& noise,
-                    double temperature, bool bans, const at::Tensor& drafts) {
+                    double temperature, bool bans, const at::Tensor& drafts,
+                    const std::optional<at::Tensor>& copied) {
   const Eagle e = read_eagle(weights, plan, eps);
   const Decoder& d = e.decoder;
   const int64_t hidden = d.shape.hidden;
@@ -164,6 +165,7 @@ int64_t draft_chain(at::TensorList weights, const at::Tensor& plan, double eps, 
   const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,
                        check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature), bans};
   check_drafts(drafts, state);
+  const at::Tensor left_out = read_copied(copied, state);
   const Pending pending = read_pending(features, state, e.fc.columns);
   TORCH_CHECK_VALUE(state.slots <= cache.slots, "state: expected at most ", cache.slots, " slots, got ",
                     state.slots);
@@ -180,7 +182,7 @@ int64_t draft_chain(at::TensorList weights, const at::Tensor& plan, double eps, 
   float* x = arena().take<float>(rows * hidden);
   fuse(*isa.model, e, given, rows, pass.threads, x);
   run_pairs(*isa.model, e, cache, pass, said, x);
-  const std::vector<Chain> chains = first_chains(state, members, sources, x, hidden);
+  const std::vector<Chain> chains = first_chains(state, members, sources, left_out, x, hidden);
   return draft_depths(isa, e, cache, state, rules, chains, empty, drafts);
 }
 

@@ -111,7 +111,7 @@ Said specblock_forward(at::TensorList weights, const at::Tensor& plan, double ep
   return say(k, d, made, to, asked.numel(), threads);
 }
 
-// A slot that drafts, and how many ids.
+// A slot whose pairs wait, and how many ids it drafts: none where it is copied.
 struct Drafting {
   int64_t slot, source, drafts;
 };
@@ -196,7 +196,8 @@ int64_t specblock_chain(at::TensorList weights, const at::Tensor& plan, double e
                         at::TensorList state_tensors, at::IntArrayRef slots, at::IntArrayRef widths,
                         at::IntArrayRef sources, const at::Tensor& features,
                         const std::optional<at::Tensor>& draft_ids, const std::optional<at::Tensor>& noise,
-                        double temperature, bool bans, const at::Tensor& drafts) {
+                        double temperature, bool bans, const at::Tensor& drafts,
+                        const std::optional<at::Tensor>& copied) {
   const SpecBlock b = read_specblock(weights, plan, eps);
   const Decoder& d = b.decoder;
   const Cache cache = read_cache(keys, values, d.shape, d.depth());
@@ -206,6 +207,7 @@ int64_t specblock_chain(at::TensorList weights, const at::Tensor& plan, double e
   const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,
                        check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature), bans};
   check_drafts(drafts, state);
+  const at::Tensor left_out = read_copied(copied, state);
   const Pending pending = read_pending(features, state, b.condition.columns);
   state.begin_block();
   std::vector<Drafting> all;
@@ -213,7 +215,7 @@ int64_t specblock_chain(at::TensorList weights, const at::Tensor& plan, double e
     TORCH_CHECK_VALUE(widths[i] <= 2 * b.slots + 1, "widths: expected at most ", 2 * b.slots + 1, ", got ",
                       widths[i]);
     const int64_t width = std::min(widths[i], state.effective[slots[i]]);
-    if (width > 0) all.push_back({slots[i], sources[i], width - 1});
+    if (width > 0) all.push_back({slots[i], sources[i], is_copied(left_out, slots[i]) ? 0 : width - 1});
   }
   const Arena::Scope scope(arena());
   return draft_blocks(current_isa(), b, cache, covered, state, rules, pending, empty_pass(cos, sin), all,

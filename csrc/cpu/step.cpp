@@ -118,9 +118,9 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,
                        check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature), bans};
   check_drafts(drafts, state);
-  if (copied) check_tensor("copied", *copied, at::kBool, {state.slots});
+  const at::Tensor left_out = read_copied(copied, state);
   state.begin_block();
-  Pass pass = block_rows(state, members, cos, sin, cache, s, copied ? copied->contiguous() : at::Tensor());
+  Pass pass = block_rows(state, members, cos, sin, cache, s, left_out);
   if (pass.rows.empty()) return 0;
 
   const Isa isa = current_isa();

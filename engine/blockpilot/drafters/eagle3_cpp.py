@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blockpilot.drafters import Proposal
 from blockpilot.drafters.eagle3 import Eagle3Drafter, Where
 from blockpilot.drafters.eagle3_tree import BEAM
 from blockpilot.drafters.headed_checkpoint import EMBEDDING, HEAD, HeadedCheckpoint
@@ -72,7 +74,15 @@ class CppEagle3Drafter(Eagle3Drafter):
         plan = eagle3_plan(plan, fc, norm, norm_before_residual=self.config.norm_before_residual)
         return Packed(packed.blob(), {"plan": plan.tolist()})
 
-    def _draft_chains(self, state: State, plan: StepPlan, noise: Tensor | None) -> None:
+    def propose_some(
+        self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None
+    ) -> Proposal:
+        """See `drafters.lookup.ProposesSome`: the pairs that wait are run of every slot."""
+        return self._propose(state, plan, noise, partial(self._draft_chains, copied=copied))
+
+    def _draft_chains(
+        self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None = None
+    ) -> None:
         self.non_finite += draft_chain(
             self._weights,
             self._plan,
@@ -87,6 +97,7 @@ class CppEagle3Drafter(Eagle3Drafter):
             noise,
             self._tokens,
             bans=plan.bans,
+            copied=copied,
         )
 
     def _run(

@@ -123,6 +123,16 @@ class PairDrafter:
         Raises:
             ValueError: blocks wider than the drafter's window, or a state with more columns than its trees have.
         """
+        return self._propose(state, plan, noise, self._draft_chains)
+
+    def _propose(
+        self,
+        state: State,
+        plan: StepPlan,
+        noise: Tensor | None,
+        draft_chains: Callable[[State, StepPlan, Tensor | None], None],
+    ) -> Proposal:
+        """`propose` with another `_draft_chains`."""
         most, widest, columns = max(self.window), max(plan.widths), self._tokens.shape[1] + 1
         if widest > most or state.widest > columns:
             raise ValueError(
@@ -130,7 +140,7 @@ class PairDrafter:
                 f"got {widest} in {state.widest}"
             )
         if plan.trees is None:
-            self._draft_chains(state, plan, noise)
+            draft_chains(state, plan, noise)
         n = state.widest - 1
         chain = Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
         return chain if plan.trees is None else self._grow(state, plan, noise, chain)

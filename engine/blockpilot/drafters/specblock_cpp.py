@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockpilot.drafters import Proposal
 from blockpilot.drafters.headed_checkpoint import EMBEDDING, HEAD, HeadedCheckpoint
 from blockpilot.drafters.packed import drafter_rounding, matrices, packed_key, replace_packed
 from blockpilot.drafters.specblock import Guesses, SpecBlockDrafter
@@ -99,7 +100,15 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
         rank = [word for i in (0, 2) for word in packed.linear(get(f"rank_head.{i}.weight"))]
         return Packed(packed.blob(), {"plan": plan.tolist(), "rank": rank})
 
-    def _draft_chains(self, state: State, plan: StepPlan, noise: Tensor | None) -> None:
+    def propose_some(
+        self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None
+    ) -> Proposal:
+        """See `drafters.lookup.ProposesSome`: the pairs that wait are run of every slot."""
+        return self._propose(state, plan, noise, partial(self._draft_chains, copied=copied))
+
+    def _draft_chains(
+        self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None = None
+    ) -> None:
         self.passes += 1 + (max(plan.widths) - 1 > self.config.slots)
         self.non_finite += specblock_chain(
             self._weights,
@@ -115,6 +124,7 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
             noise,
             self._tokens,
             bans=plan.bans,
+            copied=copied,
         )
 
     def run(

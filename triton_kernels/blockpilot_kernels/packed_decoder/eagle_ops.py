@@ -59,6 +59,7 @@ def draft_chain(
     drafts: Tensor,
     *,
     bans: bool,
+    copied: Tensor | None = None,
 ) -> int:
     """A block per slot, token after token: the pairs that wait, then a pass for each depth beyond the first.
 
@@ -67,6 +68,8 @@ def draft_chain(
         pending: [slots, at least W, n·H] float32, of which a slot's first `count` rows are features.
         rules: ids of the head's columns, rising [V'] int64, or None; factor on a request's temperature.
         drafts: [slots, at least W − 1] int64, written where a column exists.
+        copied: [slots] bool, slots whose waiting pairs are run and no more, and whose drafts stay as they are; None: no
+            slot.
 
     Returns:
         how many drafts had logits that are not finite; they say the first id.
@@ -91,6 +94,7 @@ def draft_chain(
         temperature,
         bans,
         drafts,
+        copied,
     )
 
 

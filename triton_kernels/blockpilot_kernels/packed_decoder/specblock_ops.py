@@ -63,11 +63,12 @@ def specblock_chain(
     drafts: Tensor,
     *,
     bans: bool,
+    copied: Tensor | None = None,
 ) -> int:
     """A block per slot: the pairs that wait, and a second pass where it is wider than K + 1.
 
     Args:
-        weights … rope: as in `specblock_forward`. state … bans: as in `draft_chain`; widths are at most 2·K + 1.
+        weights … rope: as in `specblock_forward`. state … copied: as in `draft_chain`; widths are at most 2·K + 1.
 
     Returns:
         as `draft_chain` does.
@@ -92,6 +93,7 @@ def specblock_chain(
         temperature,
         bans,
         drafts,
+        copied,
     )
 
 
