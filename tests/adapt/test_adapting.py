@@ -3,6 +3,8 @@ is bounded."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -235,8 +237,24 @@ def test_memory_is_bounded(learning):
         assert len(pieces) <= pieces.maxlen == 32
         assert all(len(p.ids) <= 24 and len(p.features) == len(p.ids) - 1 for p in pieces)
         assert llm.drafter.history.kept.shape[1] < 64
-        assert len(llm.adapter.feedback._cut) <= 3
+        assert not llm.adapter.feedback._cut
     assert llm.adapter.feedback.rows > 32 * 24
+
+
+def test_a_cancelled_request_is_let_go(learning):
+    """Though pieces of it were made and nobody has its slot since."""
+    llm = opened(learning)
+    learning.force(llm, "head")
+    llm.adapter._gather(True)
+    handle = llm.submit([5, 6, 7], replace(GREEDY, width=4))
+    while not llm.adapter.feedback.pieces:
+        llm.step()
+    assert not handle.finished
+    llm.cancel(handle)
+    gone = weakref.ref(handle)
+    del handle
+    gc.collect()
+    assert gone() is None
 
 
 def test_what_cannot_adapt_is_refused(learning, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -93,7 +94,8 @@ class Feedback:
         self.history = history
         self.pieces: deque[Answer] = deque(maxlen=PIECES)
         self.rows = 0
-        self._cut: dict[int, tuple[Handle, int]] = {}  # by slot, and how many of its tokens pieces have
+        # Ids of a request that are its prompt or in pieces; weak, as one that is cancelled ends without a word here.
+        self._cut: WeakKeyDictionary[Handle, int] = WeakKeyDictionary()
 
     def take(self, handles: Collection[Handle]) -> list[Answer]:
         """Cut what these drafting requests have said since; returns the pieces."""
@@ -103,15 +105,10 @@ class Feedback:
             if handle.slot not in self.history.whole:
                 continue
             known = len(handle.prompt) + len(handle.token_ids)
-            before, done = self._cut.get(handle.slot, (None, 0))
-            if before is not handle:
-                done = len(handle.prompt)
-                self._cut[handle.slot] = handle, done
+            done = self._cut.get(handle, len(handle.prompt))
             if known - done >= (SHORTEST if handle.finished else SPAN):
                 made.append(self._piece(handle, done, known))
-                self._cut[handle.slot] = handle, known
-            if handle.finished:
-                del self._cut[handle.slot]
+                self._cut[handle] = known
         self.pieces.extend(made)
         self.rows += sum(len(p.ids) - p.start for p in made)
         return made
