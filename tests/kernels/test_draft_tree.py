@@ -177,6 +177,8 @@ def test_what_is_refused(op):
         (score, whole[:1], whole, 4),
         (score, whole, whole.int(), 4),
         (score, whole, whole, 0),
+        (score, whole, whole, 1025),
+        (score, whole, whole, 1 << 40),
         (score, whole, whole, 4, torch.ones(3)),
         (score, whole, whole, 4, torch.ones(4).double()),
     ):

@@ -11,6 +11,8 @@ from blockpilot_kernels.validate import expect, expect_dim
 
 __all__ = ["draft_tree", "largest", "worthwhile"]
 
+MOST = 1024  # nodes: on a GPU one warp holds a slot's tree in its registers
+
 
 def draft_tree(
     score: Tensor, deepest: Tensor, budget: Tensor, nodes: int, cost: Tensor | None = None
@@ -33,7 +35,7 @@ def draft_tree(
         Columns at and beyond count − 1 hold 0, −1, 0.
 
     Raises:
-        ValueError: wrong shape, dtype or device.
+        ValueError: wrong shape, dtype or device, or more than `MOST` nodes.
     """
     _validate(score, deepest, budget, nodes)
     if cost is not None:
@@ -87,8 +89,8 @@ def _validate(score: Tensor, deepest: Tensor, budget: Tensor, nodes: int) -> Non
     expect("draft_tree", "score", score, torch.float32, tuple(score.shape), score)
     expect("draft_tree", "deepest", deepest, torch.int64, (slots,), score)
     expect("draft_tree", "budget", budget, torch.int64, (slots,), score)
-    if nodes < 1:
-        raise ValueError(f"draft_tree: nodes: expected at least 1, the anchor, got {nodes}")
+    if not 1 <= nodes <= MOST:
+        raise ValueError(f"draft_tree: nodes: expected 1, the anchor alone, … {MOST}, got {nodes}")
 
 
 if dispatch.extension_error() is None:
