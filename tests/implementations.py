@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -39,3 +41,14 @@ def build(
     if implementation == "torch":
         return TorchTarget(checkpoint, slots, capacity, dtype, device)
     return CppTarget(checkpoint, slots, capacity, dtype, weights)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What torch makes of numbers that name no dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

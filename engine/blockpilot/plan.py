@@ -66,7 +66,8 @@ class StepPlan:
             return None
         most = max(self.nodes)
         known = self.cost[:most]
-        return torch.tensor((*known, *(math.inf,) * (most - len(known))), device=self.device)
+        padded = (*known, *(math.inf,) * (most - len(known)))
+        return torch.tensor(padded, dtype=torch.float32, device=self.device)
 
     @cached_property
     def rows(self) -> Rows:
@@ -86,7 +87,7 @@ class StepPlan:
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[N] temperature, top_k, top_p and min_p of rows that neither sample nor filter."""
-        zero = torch.zeros(self.rows.padded, device=self.device)
+        zero = torch.zeros(self.rows.padded, dtype=torch.float32, device=self.device)
         return zero, zero.long(), zero + 1, zero
 
     @property

@@ -11,6 +11,8 @@ from blockpilot import LLM, SamplingParams
 from blockpilot.adapt import learner as module
 from blockpilot.adapt.learner import Learner
 from blockpilot.training.draft_data import read_answer
+from tests.adapt.opening import GREEDY, opened, weights
+from tests.implementations import default_dtype
 
 
 def finish(work):
@@ -104,3 +106,17 @@ def test_adam_is_adam():
     for p, q, t in zip(ours, theirs, start, strict=True):
         torch.testing.assert_close(p, q)
         assert torch.equal(p, t) == (p is ours[2])
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "specblock"])
+def test_a_default_dtype_of_float64_changes_no_update(learning, kind):
+    learning.use(kind)
+    made = []
+    for dtype in (torch.float32, torch.float64):
+        with default_dtype(dtype):
+            llm = opened(learning)
+            learning.force(llm, "head", "full")
+            llm.generate(learning.prompts(12), replace(GREEDY, width=4))
+            assert llm.adapter.failed is None and llm.adapter.counts["kept"] > 1
+            made.append(weights(llm))
+    assert all(map(torch.equal, *made))

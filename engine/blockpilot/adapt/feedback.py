@@ -34,7 +34,7 @@ class History:
 
     def __init__(self, slots: int, size: int, ahead: int, device: torch.device) -> None:
         self.room = 2 * SPAN + 2 * ahead
-        self.kept = torch.zeros(slots + 1, self.room, size, device=device)
+        self.kept = torch.zeros(slots + 1, self.room, size, dtype=torch.float32, device=device)
         self.whole: set[int] = set()
         self._always = device.type == "cuda"
         self._open = self._always
@@ -130,5 +130,5 @@ class Feedback:
         features = self.history.read(handle.slot, first, known - 1)
         start = max(done - first, 1)
         # Which token the target chose, and no more: a fused step hands out no logits.
-        nothing = torch.zeros(len(ids) - start, 1)
+        nothing = torch.zeros(len(ids) - start, 1, dtype=torch.float32)
         return Answer(list(ids), start, features, nothing.long(), nothing)

@@ -58,7 +58,8 @@ class Learner:
         self._embedding = self._own[EMBEDDING].to(self.device) if self._own else target.embedding
         ids = torch.arange(c.draft_vocab_size) if checkpoint.vocabulary is None else checkpoint.vocabulary
         self._known = DraftIds(ids, c.model.vocab_size)
-        self._ids, self._extra = ids.to(self.device), torch.zeros(len(ids), device=self.device)
+        self._ids = ids.to(self.device)
+        self._extra = torch.zeros(len(ids), dtype=torch.float32, device=self.device)
         self._width = c.block_size
         self.generator = torch.Generator().manual_seed(seed)
         self.before: dict[str, Tensor] = {}

@@ -33,7 +33,7 @@ def tree_proposal(
     ids, likely = likeliest(scores, min(most - 1, scores.shape[1]))
     shape = (slots * depths, ids.shape[1])
     at = head.slot * depths + head.column - 1
-    table = torch.full(shape, -torch.inf, device=scores.device).index_copy_(0, at, likely)
+    table = torch.full(shape, -torch.inf, dtype=likely.dtype, device=scores.device).index_copy_(0, at, likely)
     tokens = torch.zeros(shape, dtype=torch.long, device=scores.device).index_copy_(
         0, at, vocabulary.ids(ids)
     )

@@ -42,10 +42,10 @@ class Front:
     def root(cls, cached: Tensor, beam: int) -> Front:
         """The anchor alone; cached [S] positions before it."""
         nothing = cached.new_zeros(len(cached), beam)
-        first = torch.arange(beam, device=cached.device) == 0
-        score = torch.where(first, 0.0, -torch.inf).expand(len(cached), -1)
+        score = torch.full((beam,), -torch.inf, dtype=torch.float32, device=cached.device)
+        score[0] = 0.0
         path = (cached - 1)[:, None, None].expand(-1, beam, 1)
-        return cls(score, nothing - 1, nothing, nothing, path)
+        return cls(score.expand(len(cached), -1), nothing - 1, nothing, nothing, path)
 
 
 def add_children(

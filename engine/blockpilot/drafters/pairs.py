@@ -75,7 +75,8 @@ class PairDrafter:
         self._tokens = torch.zeros(max_requests + 1, len(columns), dtype=torch.long, device=device)
         self._parent = (columns - 1).expand_as(self._tokens)
         self._depth = (columns + 1).expand_as(self._tokens)
-        self._pending = torch.zeros(max_requests + 1, len(columns) + 1, c.feature_size, device=device)
+        waiting = (max_requests + 1, len(columns) + 1, c.feature_size)
+        self._pending = torch.zeros(waiting, dtype=torch.float32, device=device)
 
     @classmethod
     def load(

@@ -38,7 +38,7 @@ def grow(
     token, likely, wide = _say(drafter, plan, made, exists, guesses, draws, made.rows.places(k), shape)
     wide[:, :, 0] = torch.where(plan.budgets > 0, MOST, 0)[:, None]
     depth = torch.arange(1, k + 1, device=token.device).expand(shape)
-    nothing = torch.zeros(shape[:2], device=token.device)
+    nothing = torch.zeros(shape[:2], dtype=torch.float32, device=token.device)
     found = Candidates()
     score = _add(found, state, token, likely, wide, depth, nothing, nothing.long() - 1)
     if max(plan.widths) > 2:

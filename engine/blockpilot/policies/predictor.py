@@ -84,8 +84,8 @@ class _Linear(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)

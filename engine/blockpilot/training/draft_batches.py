@@ -81,7 +81,7 @@ def make_blocks(
     ids = torch.full((*anchor.shape, width - 1), ABSENT)
     first = torch.zeros(*anchor.shape, dtype=torch.long)
     teacher_ids = torch.zeros(*ids.shape, teachers, dtype=torch.long)
-    teacher_p = torch.zeros(*ids.shape, teachers)
+    teacher_p = torch.zeros(*ids.shape, teachers, dtype=torch.float32)
     for i, a in enumerate(answers):
         features[i, : len(a.features)] = a.features
         tokens = torch.tensor(a.ids)

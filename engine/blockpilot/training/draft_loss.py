@@ -67,8 +67,8 @@ class Vocabulary:
         rest = (~wanted).nonzero()[:, 0]
         room = max(self.size // 8, self.size - int(wanted.sum()))
         share = min(1.0, room / max(1, len(rest)))
-        drawn = rest[torch.rand(len(rest), generator=generator) < share]
-        extra = torch.zeros(self.total)
+        drawn = rest[torch.rand(len(rest), dtype=torch.float32, generator=generator) < share]
+        extra = torch.zeros(self.total, dtype=torch.float32)
         extra[drawn] = -math.log(share)
         wanted[drawn] = True
         ids = wanted.nonzero()[:, 0]
@@ -96,7 +96,7 @@ class DraftIds:
 
     def choose(self, labels: Labels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """All of them, nothing added to their logits."""
-        return self.seen, torch.zeros(len(self.seen))
+        return self.seen, torch.zeros(len(self.seen), dtype=torch.float32)
 
 
 def draft_loss(

@@ -103,9 +103,13 @@ class DraftLayer(nn.Module):
         sizes = {"q": (h, q), "k": (h, kv), "v": (h, kv), "o": (q, h)}
         sizes |= {"gate": (h, m.intermediate_size), "up": (h, m.intermediate_size)}
         sizes |= {"down": (m.intermediate_size, h)}
-        self.linear = nn.ModuleDict({k: nn.Linear(*size, bias=False) for k, size in sizes.items()})
+        self.linear = nn.ModuleDict(
+            {k: nn.Linear(*size, bias=False, dtype=torch.float32) for k, size in sizes.items()}
+        )
         norms = {"input": h, "post": h, "query": m.head_dim, "key": m.head_dim}
-        self.norm = nn.ParameterDict({k: nn.Parameter(torch.ones(n)) for k, n in norms.items()})
+        self.norm = nn.ParameterDict(
+            {k: nn.Parameter(torch.ones(n, dtype=torch.float32)) for k, n in norms.items()}
+        )
 
 
 class DraftModel(nn.Module):
@@ -125,9 +129,9 @@ class DraftModel(nn.Module):
         super().__init__()
         self.config, m = config, config.model
         self.layers = nn.ModuleList([DraftLayer(m) for _ in range(m.num_layers)])
-        self.fc = nn.Linear(config.feature_size, m.hidden_size, bias=False)
-        self.hidden_norm = nn.Parameter(torch.ones(m.hidden_size))
-        self.norm = nn.Parameter(torch.ones(m.hidden_size))
+        self.fc = nn.Linear(config.feature_size, m.hidden_size, bias=False, dtype=torch.float32)
+        self.hidden_norm = nn.Parameter(torch.ones(m.hidden_size, dtype=torch.float32))
+        self.norm = nn.Parameter(torch.ones(m.hidden_size, dtype=torch.float32))
         for p in self.parameters():
             if p.ndim > 1:
                 nn.init.normal_(p, std=INIT_STD)
@@ -155,7 +159,9 @@ class DraftModel(nn.Module):
         position = (blocks.anchor[..., None] + columns).view(s, n * b)
         length = blocks.features.shape[1]
         hidden = torch.arange(length, device=position.device) >= blocks.anchor[..., None]  # [S, N, T]
-        mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, HIDDEN)
+        mask = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device).masked_fill_(
+            hidden, HIDDEN
+        )
         context = self._context(blocks.features)
         x = embedding[blocks.tokens].float().view(s, n * b, -1)
         for layer in self.layers:
@@ -285,6 +291,6 @@ def start_from_target(
                 norm[name].fill_(model.head_size(tensors, prefix, short, x.float()))
     width, last = model.config.model.hidden_size, len(model.scale) - 1
     model.fc.weight.mul_(0.25)
-    model.fc.weight[:, last * width :] += torch.eye(width)
+    model.fc.weight[:, last * width :] += torch.eye(width, dtype=torch.float32)
     model.norm.copy_(tensors["model.norm.weight"])
     model.hidden_norm.copy_(tensors[f"model.layers.{layers[-1]}.input_layernorm.weight"])

@@ -39,7 +39,7 @@ def right_guesses(
         vocabulary: [V'] the ids that the drafter drafts; None: all, and only then `ids` are looked at first.
     """
     answer = reader()
-    weights = torch.ones(width - 1)
+    weights = torch.ones(width - 1, dtype=torch.float32)
     blocks, labels = make_blocks([answer], [all_anchors(answer)], width, model.mask_token_id, weights)
     hidden = model.guesses(blocks.to(embedding.device), embedding).flatten(0, 2)
     first = (ids if vocabulary is None else vocabulary).to(head.device)

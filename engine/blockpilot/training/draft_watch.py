@@ -38,12 +38,13 @@ class Window:
 
     def _clear(self) -> None:
         self.steps, self._loss, self._rate = 0, 0.0, 0.0
-        self._right, self._seen = torch.zeros(self._columns), torch.zeros(self._columns)
+        self._right = torch.zeros(self._columns, dtype=torch.float32)
+        self._seen = torch.zeros_like(self._right)
 
     def add(self, step: dict[str, Any]) -> None:
         self.steps, self._loss, self._rate = self.steps + 1, self._loss + step["loss"], step["rate"]
         self._right.index_add_(0, step["column"], step["right"].float())
-        self._seen.index_add_(0, step["column"], torch.ones(len(step["column"])))
+        self._seen.index_add_(0, step["column"], torch.ones(len(step["column"]), dtype=torch.float32))
 
     def take(self) -> dict[str, Any]:
         """Mean loss, share of right guesses by column, rate."""

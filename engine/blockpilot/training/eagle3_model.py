@@ -80,10 +80,12 @@ class Eagle3Model(nn.Module):
         sizes = {"q": (2 * h, q), "k": (2 * h, kv), "v": (2 * h, kv), "o": (q, h)}
         sizes |= {"gate": (h, m.intermediate_size), "up": (h, m.intermediate_size)}
         sizes |= {"down": (m.intermediate_size, h), "fc": (config.feature_size, h)}
-        self.linear = nn.ModuleDict({k: nn.Linear(*size, bias=False) for k, size in sizes.items()})
+        self.linear = nn.ModuleDict(
+            {k: nn.Linear(*size, bias=False, dtype=torch.float32) for k, size in sizes.items()}
+        )
         norms = ("hidden", "input", "post", "final")
-        self.norm = nn.ParameterDict({k: nn.Parameter(torch.ones(h)) for k in norms})
-        self.lm_head = nn.Parameter(torch.empty(config.draft_vocab_size, h))
+        self.norm = nn.ParameterDict({k: nn.Parameter(torch.ones(h, dtype=torch.float32)) for k in norms})
+        self.lm_head = nn.Parameter(torch.empty(config.draft_vocab_size, h, dtype=torch.float32))
         for p in self.parameters():
             if p.ndim > 1:
                 nn.init.normal_(p, std=INIT_STD)
@@ -103,7 +105,7 @@ class Eagle3Model(nn.Module):
         pairs = self._both(said[:, 1 : g.shape[1] + 1], g)
         everywhere = torch.arange(g.shape[1], device=g.device)
         seen = [self._heads(self.linear["k"](pairs), everywhere), self._split(self.linear["v"](pairs))]
-        mask = torch.zeros(*first.shape, g.shape[1], device=g.device)
+        mask = torch.zeros(*first.shape, g.shape[1], dtype=torch.float32, device=g.device)
         mask.masked_fill_(everywhere > first[..., None], HIDDEN)
         at = first.clamp_min(0)[..., None].expand(-1, -1, g.shape[2])
         x, a, own, made = g.gather(1, at), pairs.gather(1, at.repeat(1, 1, 2)), [], []
@@ -215,4 +217,4 @@ def start_eagle3(model: Eagle3Model, tensors: Mapping[str, Tensor], layer: int, 
     # The residual is of the feature's own size, which the layer's outputs go with.
     fc = model.linear["fc"].weight
     fc.mul_(0.25)
-    fc[:, last * h :] += torch.eye(h) / model.scale[last]
+    fc[:, last * h :] += torch.eye(h, dtype=torch.float32) / model.scale[last]

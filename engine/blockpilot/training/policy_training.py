@@ -278,10 +278,12 @@ def _call_us(predictor: Predictor, labels: LabelSet, table: Tensor | Table | Non
     vocabulary, size = labels.settings["vocabulary"], labels.settings["input_size"]
     generator = torch.Generator().manual_seed(0)
     timed = Predictor(predictor.network)
-    timed.bind(torch.randn(vocabulary, size, generator=generator) if table is None else table)
+    timed.bind(
+        torch.randn(vocabulary, size, dtype=torch.float32, generator=generator) if table is None else table
+    )
     seconds = []
     for _ in range(_TIMED_CALLS + 2):  # the first two warm up
-        logits = torch.randn(1, vocabulary, generator=generator)
+        logits = torch.randn(1, vocabulary, dtype=torch.float32, generator=generator)
         start = perf_counter()
         timed.choose(logits)
         seconds.append(perf_counter() - start)

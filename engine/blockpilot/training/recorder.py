@@ -57,6 +57,6 @@ class Recorder:
         """Ends it and returns its rows in the order in which requests were shown to the policy."""
         rows, self._rows = self._rows or [], None
         vocabulary, size = self.embedding.shape
-        inputs = torch.cat([r[0] for r in rows]) if rows else torch.zeros(0, size)
-        logits = torch.cat([r[1] for r in rows]) if rows else torch.zeros(0, vocabulary)
+        inputs = torch.cat([r[0] for r in rows]) if rows else torch.zeros(0, size, dtype=torch.float32)
+        logits = torch.cat([r[1] for r in rows]) if rows else torch.zeros(0, vocabulary, dtype=torch.float32)
         return Capture(inputs, logits)

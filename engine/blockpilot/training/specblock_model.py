@@ -72,7 +72,7 @@ class SpecBlockModel(nn.Module):
         shapes = config.expected_tensors()
         # By published name; torch allows no full stops in a parameter's own.
         self.names = {name: name.removesuffix(".weight").replace(".", "/") for name in shapes}
-        made = {self.names[n]: nn.Parameter(torch.ones(s)) for n, s in shapes.items()}
+        made = {self.names[n]: nn.Parameter(torch.ones(s, dtype=torch.float32)) for n, s in shapes.items()}
         for p in made.values():
             if p.ndim > 1:
                 nn.init.normal_(p, std=INIT_STD)
@@ -280,7 +280,7 @@ def start_specblock(
     # These layers still say the id that is there already: the less sure, the sooner forgotten.
     model._weight("norm").copy_(tensors["model.norm.weight"] / 4)
     model.lm_head.copy_(tensors[HEAD if HEAD in tensors else EMBEDDING][ids])
-    condition, eye = model._weight("input_layer.condition_proj"), torch.eye(h)
+    condition, eye = model._weight("input_layer.condition_proj"), torch.eye(h, dtype=torch.float32)
     condition.mul_(0.25)
     condition[:, -h:] += eye
     model._weight("input_layer.fuse")[:, :h] = eye

@@ -35,7 +35,7 @@ class SpecBlockTrainer(DraftTrainer):
     def _loss(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
         k, device = width - 1, self.embedding.device
         answers, anchors = self._answers()
-        blocks, given = make_blocks(answers, anchors, BLOCKS * k + 1, 0, torch.ones(1))
+        blocks, given = make_blocks(answers, anchors, BLOCKS * k + 1, 0, torch.ones(1, dtype=torch.float32))
         s, n = blocks.anchor.shape
         starts = torch.randint(1, k + 1, (s, -(-n // SHARE), BLOCKS - 1), generator=self.generator)
         begins = [torch.zeros(s, n, dtype=torch.long), *starts.cumsum(-1).unbind(-1)]

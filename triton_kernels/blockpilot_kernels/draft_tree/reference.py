@@ -13,7 +13,7 @@ def draft_tree(
     slots, depths, width = score.shape
     known = torch.where(score.isnan(), -torch.inf, score)
     wall = torch.nn.functional.pad(known, (0, 1, 0, 1), value=-torch.inf).flatten(1)
-    total = torch.full((slots, nodes), -torch.inf, device=score.device)
+    total = torch.full((slots, nodes), -torch.inf, dtype=score.dtype, device=score.device)
     total[:, 0] = torch.where(budget > 0, 0.0, -torch.inf)
     depth, tried = (torch.zeros(slots, nodes, dtype=torch.long, device=score.device) for _ in range(2))
     candidate, parent = torch.zeros_like(depth), torch.full_like(depth, -1)

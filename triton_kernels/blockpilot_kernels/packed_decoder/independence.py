@@ -14,7 +14,7 @@ _CASES = (("F32", torch.float32), ("BF16", torch.bfloat16), ("Q8_0", torch.float
 def row_independence() -> list[str]:
     """Formats and roundings whose rows depend on their neighbours, at torch's current number of threads."""
     gen = torch.Generator().manual_seed(0)
-    dense, x = torch.randn(96, 64, generator=gen), torch.randn(21, 64, generator=gen)
+    dense, x = (torch.randn(n, 64, dtype=torch.float32, generator=gen) for n in (96, 21))
     x[3] = float("nan")
     broken = []
     for name, dtype in _CASES:

@@ -118,11 +118,11 @@ def row_independence(rows: int = TILE, dtype: torch.dtype = torch.float32) -> bo
     """Whether this machine's tiles give a row the same bits at every index, beside NaN rows, off alignment."""
     gen = torch.Generator().manual_seed(0)
     for n, k in ((960, 576), (576, 1536), (97, 40)):
-        linear = PackedLinear(torch.randn(n, k, generator=gen), dtype=dtype)
-        row = torch.randn(k, generator=gen)
+        linear = PackedLinear(torch.randn(n, k, dtype=torch.float32, generator=gen), dtype=dtype)
+        row = torch.randn(k, dtype=torch.float32, generator=gen)
         seen = []
         for i in range(rows):
-            buffer = torch.randn(TILE * k + i % 3, generator=gen)
+            buffer = torch.randn(TILE * k + i % 3, dtype=torch.float32, generator=gen)
             x = buffer[i % 3 :].view(TILE, k)
             if i % 2:
                 x.fill_(float("nan"))
