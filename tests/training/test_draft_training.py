@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -167,9 +168,67 @@ def test_a_damaged_state_is_named(target, tmp_path):
     tensors = load_file(path)
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-    lacking = [({k: v for k, v in tensors.items() if k != "scale"}, metadata)]
-    lacking += [(tensors, {k: v for k, v in metadata.items() if k != key}) for key in metadata]
-    for part, words in lacking:
-        save_file(part, path, metadata=words)
+    for key in metadata:
+        save_file(tensors, path, metadata={k: v for k, v in metadata.items() if k != key})
         with pytest.raises(ValueError, match="expected the state of a run"):
             run.load(path)
+
+
+@pytest.fixture
+def saved(target, tmp_path):
+    """A run of one step, the file of its state, its tensors and its metadata."""
+    run, path = trainer(target), tmp_path / "state.safetensors"
+    run.step()
+    run.save(path)
+    with safe_open(path, "pt") as file:
+        return run, path, load_file(path), file.metadata()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("exp_avg.norm", lambda t: t[:-1], r"exp_avg\.norm: expected float32 \[32\], got float32 \[31\]"),
+        ("exp_avg_sq.fc.weight", lambda t: t.T.contiguous(), r"exp_avg_sq\.fc\.weight: expected float32"),
+        ("exp_avg.norm", lambda t: t.double(), r"exp_avg\.norm: expected float32 \[32\], got float64 \[32\]"),
+        ("exp_avg.norm", lambda t: None, r"exp_avg\.norm: expected float32 \[32\], got nothing"),
+        ("exp_avg.other", lambda t: torch.zeros(2), r"exp_avg\.other: expected nothing, got float32 \[2\]"),
+        ("model.norm", lambda t: t[:-1], r"model\.norm: expected float32 \[32\], got float32 \[31\]"),
+        ("generator", lambda t: t[:-1], r"generator: expected uint8"),
+        ("scale", lambda t: t[:-1], r"scale: expected float32"),
+        ("scale", lambda t: None, r"scale: expected float32 .* got nothing"),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused(target, saved, name, change, message):
+    """Every message names the file, and nothing has changed by then."""
+    _, path, tensors, metadata = saved
+    changed = {**tensors, name: change(tensors.get(name))}
+    save_file({k: v for k, v in changed.items() if v is not None}, path, metadata=metadata)
+    fresh = trainer(target)
+    before = [p.detach().clone() for p in fresh.model.parameters()]
+    with pytest.raises(ValueError, match=rf"state\.safetensors: {message}"):
+        fresh.load(path)
+    assert all(torch.equal(a, b) for a, b in zip(before, fresh.model.parameters(), strict=True))
+    assert fresh.steps == 0 and not fresh.optimiser.state
+
+
+@pytest.mark.parametrize("part", ["place", "order"])
+@pytest.mark.parametrize(
+    "change",
+    [{"step": 1}, {"finished": True}, {"model": None}, {"at": -1, "blocks": -1}, {"at": "0", "blocks": 1.5}],
+)
+def test_a_state_names_no_attribute_but_its_own(target, saved, part, change):
+    _, path, tensors, metadata = saved
+    found = {**json.loads(metadata[part]), **change}
+    save_file(tensors, path, metadata={**metadata, part: json.dumps(found)})
+    fresh = trainer(target)
+    model = fresh.model
+    with pytest.raises(ValueError, match=rf"state\.safetensors: {part}: expected numbers from 0 on .* got"):
+        fresh.load(path)
+    assert fresh.model is model and fresh.steps == 0
+
+
+def test_what_is_no_generator_is_refused(target, saved):
+    run, path, tensors, metadata = saved
+    save_file({**tensors, "generator": torch.full_like(tensors["generator"], 255)}, path, metadata=metadata)
+    with pytest.raises(ValueError, match=r"state\.safetensors: expected the state of a generator"):
+        run.load(path)

@@ -6,21 +6,17 @@ continued to any length.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from blockpilot.errors import TrainingDivergedError
-from blockpilot.policies.atomic import replacing
 from blockpilot.training.draft_batches import Order, Reader, make_blocks, random_anchors
 from blockpilot.training.draft_data import Answer
 from blockpilot.training.draft_loss import (
@@ -31,12 +27,11 @@ from blockpilot.training.draft_loss import (
     draft_loss,
     position_weights,
 )
+from blockpilot.training.draft_state import load_state, save_state
 from blockpilot.training.draft_validation import validate
 
 if TYPE_CHECKING:
     from blockpilot.training.draft_kinds import Model
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -205,67 +200,12 @@ class DraftTrainer:
 
     def save(self, path: Path) -> None:
         """Everything that a run needs to go on as if it had not stopped, in one safetensors file."""
-        tensors = {}
-        for name, parameter in self.model.named_parameters():
-            tensors[f"model.{name}"] = parameter.detach()
-            for key in MOMENTS if self.steps else ():
-                tensors[f"{key}.{name}"] = self.optimiser.state[parameter][key]
-        tensors |= {"generator": self.generator.get_state(), "scale": self.model.scale}
-        place = {k: getattr(self, k) for k in ("blocks", "steps", "tokens", "seconds")}
-        order = {k: getattr(self.order, k) for k in ("size", "epoch", "at")}
-        metadata = {"recipe": asdict(self.recipe), "place": place, "order": order}
-        with replacing(path) as temporary:
-            save_file(
-                {k: v.contiguous().clone() for k, v in tensors.items()},
-                temporary,
-                metadata={k: json.dumps(v) for k, v in metadata.items()},
-            )
+        save_state(self, path)
 
     def load(self, path: Path) -> None:
         """Go on from a `save` of the same recipe, except for `blocks`, `decay` and `rate`.
 
         Raises:
-            ValueError: a damaged file, or one of another recipe or another drafter.
+            ValueError: a damaged file, or one of another recipe or another drafter; nothing has changed then.
         """
-        try:
-            self._load(path)
-        except (
-            SafetensorError,
-            AttributeError,
-            KeyError,
-            TypeError,
-            RuntimeError,
-            json.JSONDecodeError,
-        ) as error:
-            raise ValueError(
-                f"{path}: expected the state of a run, found {error!r}; delete the file to begin again"
-            ) from error
-
-    def _load(self, path: Path) -> None:
-        with safe_open(path, "pt") as file:
-            metadata = {k: json.loads(v) for k, v in file.metadata().items()}
-        ours = json.loads(json.dumps(asdict(self.recipe)))
-        free = ("blocks", "decay", "rate")
-        if other := [k for k in ours if k not in free and ours[k] != metadata["recipe"].get(k)]:
-            changes = "; ".join(f"{k}: {metadata['recipe'].get(k)!r}, not {ours[k]!r}" for k in other)
-            raise ValueError(f"{path}: the run there has another recipe ({changes}); use another folder")
-        tensors = load_file(path)
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                found = tensors.get(f"model.{name}")
-                if found is None or found.shape != parameter.shape:
-                    raise ValueError(
-                        f"{path}: expected {name} {list(parameter.shape)}; it holds another drafter"
-                    )
-                parameter.copy_(found)
-                if not metadata["place"]["steps"]:
-                    continue
-                moments = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
-                steps = torch.tensor(float(metadata["place"]["steps"]), device=parameter.device)
-                self.optimiser.state[parameter] = {"step": steps, **moments}
-        self.generator.set_state(tensors["generator"])
-        self.model.scale.copy_(tensors["scale"])
-        for key, value in metadata["place"].items():
-            setattr(self, key, value)
-        for key, value in metadata["order"].items():
-            setattr(self.order, key, value)
+        load_state(self, path)
