@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from blockpilot.cli import (
 )
 from blockpilot.cli.console import finite
 from blockpilot.cli.group import INTERRUPTION, guarded
+from blockpilot.cli.options import Engine
 from blockpilot.errors import NonFiniteLogitsError
 
 COMMANDS = {
@@ -86,6 +88,9 @@ def test_unknown_dtype_lists_the_known_ones(refused):
         "fixed:4/",
         "fixed:4/6/8",
         "fixed:4@x",
+        "fixed:4/0",
+        "fixed:4/6@",
+        "fixed:٤",
         "missing.safetensors",
         "best",
     ],
@@ -97,6 +102,22 @@ def test_unknown_policy_lists_the_known_ones(refused, policy):
 
 def test_a_calibration_that_is_not_there_is_said(refused):
     assert "found no file 'absent.json'" in refused("bench", "--policy", "fixed:4/6@absent.json")
+
+
+def test_what_a_report_says_of_a_policy(tmp_path):
+    """The hash of a file is that of what it holds, wherever the file is named."""
+    file = tmp_path / "costs@home.json"
+    file.write_text("{}")
+    sealed = f"sha256:{hashlib.sha256(b'{}').hexdigest()}"
+    for text, said in (
+        ("fixed:4", 4),
+        ("fixed:4/8", "4/8"),
+        (f"fixed:4/8@{file}", f"4/8@{file} {sealed}"),
+        (str(file), f"{file} {sealed}"),
+        ("bundled", "bundled"),
+        ("none", None),
+    ):
+        assert Engine.resolve("target", "none", text).to_dict()["policy"] == said
 
 
 def test_unknown_device_lists_the_ones_here(refused, fake_llm):

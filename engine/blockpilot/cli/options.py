@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from blockpilot.policies import parse_fixed
+
 if TYPE_CHECKING:
     from blockpilot.llm import LLM
     from blockpilot.params import SamplingParams
@@ -120,9 +122,10 @@ class Engine:
         """JSON-ready form; a policy file is named with the hash of its content."""
         policy = self.policy
         if isinstance(policy, str) and policy not in ("bundled", "predictor"):
-            file = Path(policy) if Path(policy).is_file() else Path(policy.partition("@")[2])
-            if file.is_file():
-                policy = f"{policy} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+            spelt = parse_fixed(policy)
+            file = policy if spelt is None else spelt.costs
+            if file is not None:
+                policy = f"{policy} sha256:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
         return {**vars(self), "policy": policy}
 
 
@@ -132,19 +135,17 @@ def parse_policy(text: str) -> str | int | None:
         return None if text == "none" else text
     kind, _, shape = text.partition(":")
     if kind == "fixed":
-        sizes, _, costs = shape.partition("@")
-        numbers = sizes.split("/")
-        spelt = all(n.isdecimal() and int(n) >= 1 for n in numbers) and len(numbers) <= 2
-        if spelt and len(numbers) == 2 and "@" in shape and not Path(costs).is_file():
-            raise ValueError(
-                f"--policy: expected a calibration behind @, found no file {costs!r}; see `calibrate`"
-            )
-        if not spelt or ("@" in shape and len(numbers) < 2):
+        spelt = parse_fixed(shape)
+        if spelt is None or spelt.width < 1 or spelt.tree == 0:
             raise ValueError(
                 "--policy: expected fixed:N, fixed:N/M for trees of M nodes or fixed:N/M@FILE with the calibration "
                 f"that cuts them, N >= 1, got {text!r}"
             )
-        return int(shape) if len(numbers) == 1 else shape
+        if spelt.costs is not None and not Path(spelt.costs).is_file():
+            raise ValueError(
+                f"--policy: expected a calibration behind @, found no file {spelt.costs!r}; see `calibrate`"
+            )
+        return spelt.width if spelt.tree is None else shape
     if Path(text).is_file():
         return text
     raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockpilot.policies.contract import (
     BlockPolicy,
@@ -17,9 +17,25 @@ from blockpilot.policies.contract import (
     trees_of,
 )
 
-__all__ = ["BlockPolicy", "Fixed", "Pair", "check_window", "load_policy"]
+__all__ = ["BlockPolicy", "Fixed", "Pair", "check_window", "load_policy", "parse_fixed"]
 
 _SPELT = re.compile(r"([0-9]+)(?:/([0-9]+)(?:@(.+))?)?")
+
+
+class Spelt(NamedTuple):
+    """A fixed shape as it is written: N, N/M for trees of M nodes, N/M@FILE with the calibration that cuts them."""
+
+    width: int
+    tree: int | None
+    costs: str | None
+
+
+def parse_fixed(text: str) -> Spelt | None:
+    """The fixed shape that `text` spells, whatever its numbers; None for any other text."""
+    if (found := _SPELT.fullmatch(text)) is None:
+        return None
+    tree = None if found[2] is None else int(found[2])
+    return Spelt(int(found[1]), tree, found[3])
 
 
 def load_policy(
@@ -82,14 +98,14 @@ def _check_shapes(
 
 def _fixed(text: str, pair: Pair) -> Fixed | None:
     """The fixed width or tree that `text` spells, None for any other text."""
-    if (spelt := _SPELT.fullmatch(text)) is None:
+    if (spelt := parse_fixed(text)) is None:
         return None
-    width, tree, costs = int(spelt[1]), int(spelt[2] or 0), spelt[3]
-    if costs is None:
+    width, tree = spelt.width, spelt.tree or 0
+    if spelt.costs is None:
         return Fixed(width, tree)
     from blockpilot.training.calibration import Calibration
 
-    measured = Calibration.load(costs)
+    measured = Calibration.load(spelt.costs)
     measured.check_pair(pair.target, pair.drafter)
     return Fixed(width, tree, measured.node_cost(width, tree))
 
