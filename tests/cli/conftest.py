@@ -5,8 +5,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from blockpilot import LLM
 from blockpilot.cli.app import app
+from blockpilot.training.make_data import make_data
+from blockpilot.training.prompt_sources import DataOptions
 from tests.cli.fakes import FakeLLM
+from tests.training.talking import save_talker
 
 
 @pytest.fixture
@@ -52,3 +56,14 @@ def refused(cli):
         return errors[0]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Folders of a target that talks and of its answers."""
+    folder = tmp_path_factory.mktemp("data")
+    talker = save_talker(folder / "target")
+    options = DataOptions(shard_prompts=8, max_new_tokens=14, prompt_tokens=260, sampled=0.2, source="own")
+    with LLM(talker, max_requests=8, max_length=280) as llm:
+        make_data(llm, folder / "answers", options, count=48, progress=False)
+    return talker, folder / "answers"

@@ -29,6 +29,17 @@ def test_table_and_last_line(cli, fake_llm, prompts):
     assert result.stdout.rstrip().splitlines()[-1] == "identical: yes"
 
 
+def test_prompts_that_cannot_be_read_are_said(refused, tmp_path):
+    (tmp_path / "latin").write_bytes(b'{"id": "\xe9"}')
+    for name, found in (("absent", "got No such file or directory"), ("latin", "got 'utf-8' codec can't")):
+        line = refused("bench", "-p", tmp_path / name)
+        assert (
+            f"{name}: expected a UTF-8 file of prompts, one JSON object a line with id, dataset, prompt, "
+            in line
+        )
+        assert found in line and line.endswith("or none for the bundled prompts")
+
+
 def test_json_keys_overall_and_per_dataset(cli_json, fake_llm, prompts):
     report = cli_json(*run_arguments(prompts, "--widths", "policy,2"))
     assert set(report) == set(bench.JSON_KEYS)

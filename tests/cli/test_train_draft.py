@@ -9,35 +9,18 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import torch
 
 from blockpilot import LLM
 from blockpilot.cli import train_draft
 from blockpilot.drafters.dflash_checkpoint import load_dflash
-from blockpilot.drafters.eagle3_checkpoint import load_eagle3
-from blockpilot.drafters.specblock_checkpoint import load_specblock
 from blockpilot.params import SamplingParams
 from blockpilot.targets.stored import read_tensor, stored_tensors
 from blockpilot.training import draft_training
 from blockpilot.training.draft_training import DraftTrainer
-from tests.training.talking import END, save_talker
+from tests.training.talking import END
 
 SMALL = ("--layers", "1", "--block-size", "4", "--batch", "2", "--anchors", "3", "--vocabulary", "64")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A talker and its answers."""
-    from blockpilot.training.make_data import make_data
-    from blockpilot.training.prompt_sources import DataOptions
-
-    folder = tmp_path_factory.mktemp("data")
-    talker = save_talker(folder / "target")
-    options = DataOptions(shard_prompts=8, max_new_tokens=14, prompt_tokens=260, sampled=0.2, source="own")
-    with LLM(talker, max_requests=8, max_length=280) as llm:
-        make_data(llm, folder / "answers", options, count=48, progress=False)
-    return talker, folder / "answers"
 
 
 def run(cli_json, data, folder, *more):
@@ -98,62 +81,12 @@ def test_a_drafter_of_the_most_frequent_ids(cli_json, data, tmp_path, monkeypatc
     assert given == [None, None]
 
 
-def test_an_eagle3_drafter(cli_json, refused, data, tmp_path):
-    """It loads, decodes and goes on; the run's kind and its one layer are its own."""
-    call = ("train-draft", data[1], "-o", tmp_path / "run", "-t", data[0], "--kind", "eagle3", *SMALL[2:])
-    more = ("--widths", "2,4", "--validation", "2", "--draft-vocabulary", "30", "--feature-layers", "0,1")
-    first = cli_json(*call, *more, "--blocks", "18")
-    report = cli_json(*call, *more, "--blocks", "36")
-    assert (first["blocks"], report["blocks"], report["finished"]) == (18, 36, True)
-    assert all(1 <= t <= int(w) for w, t in report["tau"].items())
-    loaded = load_eagle3(Path(report["drafter"]))
-    assert loaded.config.block_size == 4 and loaded.vocabulary.tolist() == frequent(data[1], 30)
-    with LLM(data[0], drafter=report["drafter"], max_length=64) as llm:
-        wide, plain = (
-            llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (4, 1)
-        )
-    assert wide == plain
-    assert "other options (kind, layers" in refused(*call[:-8], *more, "--kind", "dflash")
-    assert "layers: expected 1 of an EAGLE-3 drafter" in refused(*call, "--layers", "2")
-    assert "kind: expected one of ['dflash', 'eagle3', 'specblock']" in refused(*call, "--kind", "eagle4")
-
-
-def test_a_specblock_drafter(cli_json, refused, data, tmp_path):
-    """It loads, decodes two blocks and goes on; what it is without binds the run."""
-    call = (
-        "train-draft",
-        data[1],
-        "-t",
-        data[0],
-        "--kind",
-        "specblock",
-        *SMALL[2:],
-        "--feature-layers",
-        "0,1",
-    )
-    more = ("--widths", "2,4,7", "--validation", "2", "--draft-vocabulary", "30")
-    first = cli_json(*call, *more, "-o", tmp_path / "run", "--blocks", "18")
-    report = cli_json(*call, *more, "-o", tmp_path / "run", "--blocks", "36")
-    assert (first["blocks"], report["blocks"], report["finished"]) == (18, 36, True)
-    assert all(1 <= t <= int(w) for w, t in report["tau"].items()) and len(report["accuracy"]) == 6
-    loaded = load_specblock(Path(report["drafter"]))
-    assert (loaded.config.slots, loaded.config.model.num_layers, loaded.config.shift) == (3, 2, True)
-    assert loaded.vocabulary.tolist() == frequent(data[1], 30)
-    with LLM(data[0], drafter=report["drafter"], max_length=64) as llm:
-        wide, plain = (
-            llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9, width=w))[0].token_ids for w in (7, 1)
-        )
-    assert wide == plain
-    bare = cli_json(*call, *more, "-o", tmp_path / "bare", "--blocks", "6", "--without", "shift,valid-prefix")
-    assert not load_specblock(Path(bare["drafter"])).config.shift
-    run = (*call, *more, "-o", tmp_path / "run")
-    assert "other options (without)" in refused(*run, "--without", "valid-prefix")
-    assert "without: expected parts of ('shift', 'valid-prefix')" in refused(*run, "--without", "prefix")
-    assert "train widths: expected 4 alone of SpecBlock blocks" in refused(*run, "--train-widths", "2,4")
-    assert "widths: expected at most 7, 2 blocks of 3 ids" in refused(
-        *call, "-o", tmp_path / "run", "--widths", "8"
-    )
-    assert "of kind 'dflash'" in refused(*run, "--kind", "dflash", "--without", "shift")
+def test_a_folder_that_is_not_there_is_said_once(refused, tmp_path):
+    (tmp_path / "file").touch()
+    for name, found in (("absent", "nothing"), ("file", "a file")):
+        line = refused("train-draft", tmp_path / name, "-o", tmp_path / "run")
+        assert line.count("expected") == 1
+        assert f"expected a folder of answers, found {found}; make one with `blockpilot make-data`" in line
 
 
 def test_a_stopped_run_ends_as_one_that_was_not(cli_json, data, tmp_path):

@@ -131,7 +131,7 @@ def test_other_folders_and_rows_are_refused(tmp_path, folder):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"expected an empty folder .* found \['data', 'notes.txt'\]"):
         AnswerStore(tmp_path, SETTINGS)
-    with pytest.raises(ValueError, match=r"settings.json: expected a file of a make-data folder"):
+    with pytest.raises(ValueError, match=r"absent: expected a folder of answers, found nothing"):
         read_answers(tmp_path / "absent")
     with AnswerStore(folder, SETTINGS) as store, pytest.raises(ValueError, match="answer row: expected keys"):
         store.append([{"id": "x"}], 1, {})

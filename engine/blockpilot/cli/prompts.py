@@ -34,7 +34,7 @@ def load_prompts(files: Sequence[Path], limit: int | None = None) -> list[Prompt
     """The prompts of `files`, or the bundled ones; the first `limit` of each dataset, in file order.
 
     Raises:
-        ValueError: naming the file and line of the first malformed or repeated prompt.
+        ValueError: naming a file that cannot be read, or file and line of the first malformed or repeated prompt.
     """
     if files:
         prompts = [prompt for file in files for prompt in _read(file)]
@@ -55,7 +55,13 @@ def load_prompts(files: Sequence[Path], limit: int | None = None) -> list[Prompt
 
 
 def _read(file: Path) -> list[Prompt]:
-    lines = file.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file}: expected a UTF-8 file of prompts, one JSON object a line with {', '.join(FIELDS)}, got "
+            f"{getattr(error, 'strerror', None) or error}; name such a file, or none for the bundled prompts"
+        ) from error
     prompts = [_parse(line, f"{file}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ValueError(f"{file}: expected at least one prompt, got an empty file")

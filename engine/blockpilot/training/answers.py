@@ -161,8 +161,14 @@ def _settle(folder: Path, settings: dict[str, Any]) -> None:
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / _SETTINGS
+    if not folder.is_dir():
+        there = "a file" if folder.exists() else "nothing"
+        raise ValueError(
+            f"{folder}: expected a folder of answers, found {there}; make one with `blockpilot make-data`"
+        )
+    data = _read(path)
     try:
-        record = json.loads(_read(path))
+        record = json.loads(data)
     except ValueError as error:
         raise ValueError(f"{path}: expected the settings of make-data, found {error}") from error
     if not isinstance(record, dict) or record.get("answers") != FORMAT:

@@ -65,6 +65,15 @@ class FeatureCache:
         except (OSError, SafetensorError):
             return False
 
+    def layers(self, shard: str) -> list[int]:
+        """Feature layers of the shard's file, whatever its origin; none without a file."""
+        try:
+            with safe_open(self.path(shard), "pt") as file:
+                found: list[int] = json.loads((file.metadata() or {}).get("layers", "[]"))
+        except (OSError, SafetensorError, ValueError):
+            return []
+        return found
+
     def write(
         self,
         shard: str,

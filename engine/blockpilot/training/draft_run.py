@@ -8,6 +8,7 @@ says, made once), curve.png, draft_vocabulary.safetensors (the ids that are draf
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from blockpilot.training.draft_kinds import KINDS, Kind, Model
 from blockpilot.training.draft_training import Recipe
 from blockpilot.training.draft_watch import Stop, Window
 
+_log = logging.getLogger(__name__)
 SAMPLE = 48  # answers that the features' sizes are taken from
 Bar = Callable[[str, int], Callable[[int], None]]
 
@@ -182,7 +184,7 @@ class DraftRun:
         layers, mark = self.kind.layers, self.checkpoint.fingerprint
         own, given = (feature_cache(folder, mark, layers) for folder in (self.folder, o.answers))
         sources = {name: given if given.has(name, digest) else own for name, digest, _ in shards}
-        self._read(own, [s for s in shards if sources[s[0]] is own], bar)
+        self._read(own, given, [s for s in shards if sources[s[0]] is own], bar)
         data = _Data([], [], [])
         for name, _, rows in shards:
             for row, reader in zip(rows, sources[name].answers(name, rows), strict=True):
@@ -198,11 +200,21 @@ class DraftRun:
                 data.lengths.append(length)
         return data
 
-    def _read(self, cache: FeatureCache, shards: Sequence[Any], bar: Bar) -> None:
-        """Let the target read the shards whose features are not there yet."""
+    def _read(self, cache: FeatureCache, given: FeatureCache, shards: Sequence[Any], bar: Bar) -> None:
+        """Let the target read the shards whose features are not there yet; say so if others are `given`."""
         missing = [s for s in shards if s[2] and not cache.has(s[0], s[1])]
         if not missing:
             return
+        held = given.layers(missing[0][0])
+        if held and held != list(self.kind.layers):
+            _log.warning(
+                "blockpilot: %s holds features of target layers %s, this drafter reads %s: the target reads all "
+                "answers again; --feature-layers %s trains on what is there",
+                self.options.answers,
+                held,
+                list(self.kind.layers),
+                ",".join(map(str, held)),
+            )
         rows = [r for _, _, shard in missing for r in shard]
         longest = max(len(r["prompt_ids"]) + len(r["output_ids"]) for r in rows)
         device = resolve_device(self.options.device)
