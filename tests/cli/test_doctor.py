@@ -109,6 +109,17 @@ def test_the_interpreter_is_ok_only_where_tests_have_repaired_it(cli_json, monke
     assert {row["backend"] for row in report["ops"]} == {"triton"}
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_what_triton_is_for(cli_json, monkeypatch, there):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    (check,) = (c for c in cli_json("doctor")["checks"] if c["name"] == "Triton")
+    assert check["status"] == "ok" and "kernels are for CUDA devices" in check["detail"]
+    assert ("a CPU only interprets them" in check["detail"]) == (not there)
+
+
 def cuda_check(cli_json, code=0) -> dict[str, str]:
     (check,) = (c for c in cli_json("doctor", code=code)["checks"] if c["name"] == "CUDA")
     return check

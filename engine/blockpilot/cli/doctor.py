@@ -134,11 +134,16 @@ def compiler() -> Check:
 
 def triton() -> Check:
     """Triton: what the kernels for CUDA are written in."""
+    import torch
+
     from blockpilot_kernels import dispatch
 
     error = dispatch.triton_error()
     if error is None:
-        return Check("Triton", "ok", "importable")
+        here = (
+            "and one is here" if torch.cuda.is_available() else "none is here, and a CPU only interprets them"
+        )
+        return Check("Triton", "ok", f"installed; its kernels are for CUDA devices, {here}")
     detail = f"{error}; CUDA tensors run as the PyTorch reference, CPUs do not need it"
     return Check("Triton", "missing", detail, "pip install 'blockpilot[triton]'")
 
