@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save, save_file
 
-from blockpilot.policies import Fixed, Pair
+from blockpilot.policies import Pair
 from blockpilot.policies.policy_file import (
     METADATA_KEY,
     PolicyFile,
@@ -226,48 +226,6 @@ def test_damage_ends_in_a_policy_file_error_or_in_a_sound_policy(tmp_path_factor
     except PolicyFileError:
         return
     assert flips and read.predictor.scores(torch.zeros(2, 24)).shape == (2, len(read.predictor.window))
-
-
-def test_a_fixed_width_is_a_file_without_tensors(path):
-    save_policy(policy(policy=Fixed(5)), path)
-    read = read_policy(path)
-    assert isinstance(read.policy, Fixed) and read.policy.width == 5
-    assert (read.pair, read.cost, read.report) == (PAIR, policy().cost, policy().report)
-    tensors, head = parts(path)
-    assert tensors == {} and head["architecture"] == {"kind": "fixed", "width": 5}
-    with pytest.raises(ValueError, match="expected a predictor, got the fixed width 5"):
-        _ = read.predictor
-    before = path.read_bytes()
-    save_policy(read, path)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("cost", [None, (1.0, 1.5, 1.75)])
-def test_a_fixed_tree_is_kept_with_its_costs(path, cost):
-    save_policy(policy(policy=Fixed(5, 9, cost)), path)
-    read = read_policy(path).policy
-    assert isinstance(read, Fixed) and (read.width, read.trees, read.node_cost) == (5, {5: 9}, cost)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "tensors", "message"),
-    [
-        ({"kind": "fixed"}, {}, "expected kind and width"),
-        ({"kind": "fixed", "width": 0}, {}, "an int >= 1"),
-        ({"kind": "fixed", "width": "5"}, {}, "an int >= 1"),
-        ({"kind": "fixed", "width": 9}, {}, r"missing [9]"),
-        ({"kind": "fixed", "width": 5, "hidden": 3}, {}, "expected kind and width"),
-        ({"kind": "fixed", "width": 5, "tree": 9}, {}, "expected kind and width"),
-        ({"kind": "fixed", "width": 5, "tree": 4, "node_cost": None}, {}, "got 4 at width 5"),
-        ({"kind": "fixed", "width": 5, "tree": 9, "node_cost": [0]}, {}, "finite costs above zero"),
-        ({"kind": "fixed", "width": 5, "tree": 9, "node_cost": 3}, {}, "not iterable"),
-        ({"kind": "fixed", "width": 5}, {"x": torch.zeros(1)}, "no tensors"),
-    ],
-)
-def test_a_wrong_fixed_policy_is_named(path, architecture, tensors, message):
-    save_policy(policy(policy=Fixed(5)), path)
-    rewrite(path, tensors, {**parts(path)[1], "architecture": architecture})
-    refused(path, message)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
