@@ -21,6 +21,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 PLACE = ("blocks", "steps", "tokens", "seconds")
 ORDER = ("size", "epoch", "at")
 FREE = ("blocks", "decay", "rate")  # of a recipe: what a run that goes on may change
+MOST = 1 << 53  # above every count; as a float, exact below
 BEGIN_AGAIN = "delete the file to begin again"
 
 
@@ -87,13 +88,12 @@ def _check_recipe(trainer: DraftTrainer, path: Path, found: dict[str, Any]) -> N
 
 
 def _check_numbers(where: str, found: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Whole numbers from 0 on under the known names and no others; `seconds` may have a fraction."""
-    whole = [
-        k for k, v in found.items() if type(v) in ((int, float) if k == "seconds" else (int,)) and v >= 0
-    ]
-    if sorted(found) != sorted(known) or len(whole) != len(known):
+    """Whole numbers under the known names and no others; `seconds` may have a fraction."""
+    types = {"seconds": (int, float)}
+    good = [type(v) in types.get(k, (int,)) and 0 <= v < MOST for k, v in found.items()]
+    if sorted(found) != sorted(known) or not all(good):
         raise ValueError(
-            f"{where}: expected numbers from 0 on named {list(known)}, got {found}; {BEGIN_AGAIN}"
+            f"{where}: expected numbers of 0 or more named {list(known)}, got {found}; {BEGIN_AGAIN}"
         )
 
 
