@@ -108,6 +108,11 @@ class StepPlan:
         return make_rows(slots, widths, self.dump, self.device, self.tile)
 
     @cached_property
+    def all_draft(self) -> bool:
+        """Whether `draft_source` is 0, 1, … of all rows: every slot drafts a chain, and nothing is padded."""
+        return self.draft_rows.total == self.rows.total == self.rows.padded
+
+    @cached_property
     def draft_source(self) -> Tensor:
         """[draft_rows.padded] target row of each draft row; padding points at row 0."""
         rows = self.rows

@@ -83,7 +83,7 @@ class CppEagle3Drafter(Eagle3Drafter):
     def _draft_chains(
         self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None = None
     ) -> None:
-        self.non_finite += draft_chain(
+        broken = draft_chain(
             self._weights,
             self._plan,
             self.config.model.rms_norm_eps,
@@ -99,6 +99,8 @@ class CppEagle3Drafter(Eagle3Drafter):
             bans=plan.bans,
             copied=copied,
         )
+        if broken:
+            self.non_finite += broken
 
     def _run(
         self, where: Where, tokens: Tensor, x: Tensor, head: Tensor, *, fuse: bool, path: Tensor | None = None

@@ -75,8 +75,10 @@ class PairDrafter:
         self._tokens = torch.zeros(max_requests + 1, len(columns), dtype=torch.long, device=device)
         self._parent = (columns - 1).expand_as(self._tokens)
         self._depth = (columns + 1).expand_as(self._tokens)
+        self._chain = Proposal(self._tokens, self._parent, self._depth)
         waiting = (max_requests + 1, len(columns) + 1, c.feature_size)
         self._pending = torch.zeros(waiting, dtype=torch.float32, device=device)
+        self._pending_rows = self._pending.flatten(0, 1)
 
     @classmethod
     def load(
@@ -143,14 +145,16 @@ class PairDrafter:
         if plan.trees is None:
             draft_chains(state, plan, noise)
         n = state.widest - 1
-        chain = Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
-        return chain if plan.trees is None else self._grow(state, plan, noise, chain)
+        # Nothing here moves, and a few operations on tensors cost a step as much as a small product.
+        if self._chain.tokens.shape[1] != n:
+            self._chain = Proposal(self._tokens[:, :n], self._parent[:, :n], self._depth[:, :n])
+        return self._chain if plan.trees is None else self._grow(state, plan, noise, self._chain)
 
     def commit(self, state: State, plan: StepPlan, features: Tensor) -> None:
         """Keep the features of what the step committed, the first `state.count[r]` rows of a slot, for `propose`."""
         rows, room = plan.draft_rows, self._pending.shape[1]
-        kept = features.index_select(0, plan.draft_source)
-        self._pending.flatten(0, 1).index_copy_(0, rows.slot * room + rows.column, kept)
+        kept = features if plan.all_draft else features.index_select(0, plan.draft_source)
+        self._pending_rows.index_copy_(0, rows.places(room), kept)
         if self.history is not None:
             self.history.put(state, rows, kept)
 

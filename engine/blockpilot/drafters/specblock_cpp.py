@@ -58,7 +58,9 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
         cos, sin = self._tables(target)
         self._rope = (cos.float().contiguous(), sin.float().contiguous())
         shape = (m.num_layers, max_requests, m.num_kv_heads, self._places(target), m.head_dim)
-        self.cache = CppCache(*shape, target.dtype)
+        # K keys a token are much to read, and no output shows their rounding; see `drafter_rounding`.
+        rounded = target.weights.startswith("stored-")
+        self.cache = CppCache(*shape, torch.bfloat16 if rounded else target.dtype)
 
     def _rank_head(self) -> RankHead:
         blob = self._weights[0]
@@ -110,7 +112,7 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
         self, state: State, plan: StepPlan, noise: Tensor | None, copied: Tensor | None = None
     ) -> None:
         self.passes += 1 + (max(plan.widths) - 1 > self.config.slots)
-        self.non_finite += specblock_chain(
+        broken = specblock_chain(
             self._weights,
             self._plan,
             self.config.model.rms_norm_eps,
@@ -126,6 +128,8 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
             bans=plan.bans,
             copied=copied,
         )
+        if broken:
+            self.non_finite += broken
 
     def run(
         self,
