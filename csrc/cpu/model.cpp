@@ -50,6 +50,12 @@ std::vector<float*> row_pointers(float* base, int64_t rows, int64_t stride) {
   return at;
 }
 
+// The outputs of a matrix from unit `first` on.
+Linear units_from(const Linear& w, int64_t first) {
+  return {w.data + first * 2 * w.blocks() * block_bytes(w.format), w.bias ? w.bias + first * UNIT : nullptr,
+          w.format, w.rows - first * UNIT, w.columns};
+}
+
 struct Range {
   int64_t begin, end;
 };
@@ -227,6 +233,24 @@ void open_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const
   multiply(k, layer.qkv, s.rounding, mixing, row_pointers(qkv, mixing.rows, width).data(), Epilogue::STORE,
            pass.threads);
   place_rows(k, s, layer, cache, index, pass, qkv);
+}
+
+void keep_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,
+                const Pass& pass, const Input& mixing) {
+  const int64_t queries = s.heads * s.head_dim, first = queries / UNIT, half = s.head_dim / 2;
+  const Linear w = units_from(layer.qkv, first);
+  const Arena::Scope scope(arena());
+  float* made = arena().take<float>(mixing.rows * w.rows);
+  multiply(k, w, s.rounding, mixing, row_pointers(made, mixing.rows, w.rows).data(), Epilogue::STORE,
+           pass.threads);
+  parallel_chunks(pass.threads, s.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    float* keys = made + queries - first * UNIT;
+    for (const Row& row : pass.rows) {
+      remember(k, s, layer.key_norm, cache, index, row, begin, end, pass.cos + row.turn * half,
+               pass.sin + row.turn * half, keys, keys + s.kv_heads * s.head_dim);
+      keys += w.rows;
+    }
+  });
 }
 
 void close_layer(const ModelKernels& k, const Shape& s, const Layer& layer, const Cache& cache, int64_t index,

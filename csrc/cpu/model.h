@@ -115,6 +115,10 @@ void run_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, co
 void open_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
                 int64_t index, const Pass& pass, const Input& mixing, float* qkv);
 
+// Or their keys and values alone, of rows that the layer's output is not asked of.
+void keep_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
+                int64_t index, const Pass& pass, const Input& mixing);
+
 // Then what the pass's rows make of their queries, of which it may have fewer, in x [rows][hidden], in place.
 void close_layer(const ModelKernels& k, const Shape& shape, const Layer& layer, const Cache& cache,
                  int64_t index, const Pass& pass, const float* qkv, float* x);

@@ -62,10 +62,11 @@ void end_blocks(const ModelKernels& k, const Decoder& d, const Cache& cache, con
   const int64_t last = d.depth() - 1, width = (s.heads + 2 * s.kv_heads) * s.head_dim;
   const int64_t count = static_cast<int64_t>(asked.size());
   const Layer& layer = d.layers.back();
+  const Input input = {x, blocks.rows(), layer.input_norm, s.eps};
+  if (asked.empty()) return keep_layer(k, s, layer, cache, last, blocks.pass, input);
   const Arena::Scope scope(arena());
   float *qkv = arena().take<float>(blocks.rows() * width), *kept = arena().take<float>(count * width);
-  open_layer(k, s, layer, cache, last, blocks.pass, {x, blocks.rows(), layer.input_norm, s.eps}, qkv);
-  if (asked.empty()) return;
+  open_layer(k, s, layer, cache, last, blocks.pass, input, qkv);
   Pass pass = blocks.pass;
   pass.rows.clear();
   for (int64_t i = 0; i < count; ++i) {

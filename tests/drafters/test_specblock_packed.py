@@ -147,6 +147,7 @@ def test_a_block_s_bits_are_its_own(specblock_for, monkeypatch, isa, weights):
         blocks = checkpoint if weights == "dense" else in_blocks(checkpoint)
         target = build("cpp", blocks, 3, 128, weights=weights)
         drafter = load_drafter(folders[1], target, 3)
+        assert drafter.cache.k.dtype == (torch.float32 if weights == "dense" else torch.bfloat16)
         for slot in range(4):
             spoil(drafter.cache, slot, 0)
         gen = torch.Generator().manual_seed(1)
@@ -161,6 +162,30 @@ def test_a_block_s_bits_are_its_own(specblock_for, monkeypatch, isa, weights):
         assert torch.isfinite(results[-1][2][::2]).all() and not torch.isfinite(results[-1][2][1::2]).any()
     for other in results[1:]:
         assert all(same(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("isa", instruction_sets()[0])
+@pytest.mark.parametrize("head_dim", [6, 8, 10])
+def test_a_prompt_leaves_the_keys_and_values_of_blocks_that_are_asked(tmp_path, monkeypatch, isa, head_dim):
+    """Queries end before, at and behind a unit of 32 outputs: the last layer leaves them out."""
+    monkeypatch.setenv("BLOCKPILOT_ISA", isa)
+    folder = save_target(tmp_path / "target", hidden=40, head_dim=head_dim)
+    target = build("cpp", load_checkpoint(folder), 1, 64)
+    drafter = load_drafter(save_specblock_drafter(tmp_path / "drafter", folder), target, 1)
+    gen = torch.Generator().manual_seed(2)
+    features, said = torch.randn(9, drafter.config.feature_size, generator=gen), torch.arange(9) + 3
+    kept = []
+    for fill in (
+        lambda: drafter._remember(0, 0, features, said),
+        lambda: run_blocks(
+            drafter, (torch.zeros_like(said), torch.arange(9), said, features), list(range(9))
+        ),
+    ):
+        spoil(drafter.cache, 0, 0)
+        fill()
+        kept.append((drafter.cache.k.clone(), drafter.cache.v.clone()))
+    assert all(same(one, other) for one, other in zip(*kept, strict=True))
+    assert torch.isfinite(kept[0][1][:, 0, :, : 9 * drafter.config.slots, :head_dim]).all()
 
 
 def test_what_is_not_finite_drafts_the_first_id(specblock_for):
