@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "drafting.h"
+#include "pool.h"
 #include "step_tensor.h"
 
 namespace blockpilot {
@@ -160,6 +161,7 @@ int64_t draft_chain(at::TensorList weights, const at::Tensor& plan, double eps, 
   const int64_t hidden = d.shape.hidden;
   const Cache cache = read_cache(keys, values, d.shape, 1);
   const StepState state(state_tensors);
+  note_read(weights[0].const_data_ptr(), weights[0].numel());
   const Members members = state.members(slots, widths);
   const int64_t vocab = d.embedding.rows, most = std::min(cache.capacity, check_rope(cos, sin, d.shape));
   const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,

@@ -23,8 +23,16 @@ namespace {
 
 constexpr auto SPIN = std::chrono::microseconds(50);
 constexpr int64_t MAX_THREADS = 256;
+constexpr int64_t PART = 4096;  // bytes that a waiting thread asks for before it looks for a loop again
+constexpr int64_t LINE = 64;
 
 thread_local bool inside = false;  // a chunk is running on this thread
+
+struct Memory {
+  const char* begin = nullptr;
+  int64_t bytes = 0;
+};
+thread_local Memory noted;
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -54,6 +62,7 @@ class Pool {
   void run(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context) {
     const int64_t ranges = 1 + grow(std::min(threads, MAX_THREADS) - 1);
     const int64_t chunks = (count + grain - 1) / grain;
+    ahead_left_.value.store(0, std::memory_order_relaxed);
     function_ = function;
     context_ = context;
     count_ = count;
@@ -70,6 +79,11 @@ class Pool {
     while (!spin_while(unfinished)) std::this_thread::yield();
     if (failed_.exchange(false, std::memory_order_acq_rel))
       std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+  void read_ahead(const Memory& memory) {
+    ahead_.store(memory.begin, std::memory_order_relaxed);
+    ahead_left_.value.store(memory.bytes, std::memory_order_relaxed);
   }
 
  private:
@@ -126,11 +140,25 @@ class Pool {
     int64_t last = 0;
     for (;;) {
       const auto idle = [&] { return job_.load(std::memory_order_seq_cst) >> 32 == last; };
-      if (!spin_while(idle)) sleep_while(idle);
+      const auto waiting = [&] { return idle() && ahead_left_.value.load(std::memory_order_relaxed) <= 0; };
+      if (!spin_while(waiting)) sleep_while(idle);
+      while (idle() && fetch_part()) {
+      }
+      if (idle()) continue;
       const int64_t seen = job_.load(std::memory_order_acquire), ranges = seen & 0xffffffff;
       last = seen >> 32;
       if (index + 1 < ranges) work(last, ranges, index + 1);
     }
+  }
+
+  // Asks for a part of what is read next, if any is left. Nothing waits for this, and a stale address does no
+  // harm: asking for memory that is not there is no access.
+  bool fetch_part() {
+    const int64_t left = ahead_left_.value.fetch_sub(PART, std::memory_order_relaxed);
+    if (left <= 0) return false;
+    const char* end = ahead_.load(std::memory_order_relaxed) + left;
+    for (int64_t i = LINE; i <= std::min(PART, left); i += LINE) __builtin_prefetch(end - i, 0, 2);
+    return true;
   }
 
   template <typename Condition>
@@ -159,7 +187,8 @@ class Pool {
   ChunkFunction function_ = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0, grain_ = 1;
-  Word finished_, sleeping_;
+  Word finished_, sleeping_, ahead_left_;
+  std::atomic<const char*> ahead_{nullptr};
 };
 
 std::mutex caller;  // one loop at a time
@@ -179,6 +208,14 @@ struct Inside {
 };
 
 }  // namespace
+
+void note_read(const void* memory, int64_t bytes) { noted = {static_cast<const char*>(memory), bytes}; }
+
+void read_again() {
+  Pool* now = pool.load();
+  if (now != nullptr && noted.bytes > 0) now->read_ahead(noted);
+  noted = {};
+}
 
 void run_chunks(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context) {
   std::unique_lock<std::mutex> lock(caller, std::defer_lock);

@@ -15,6 +15,13 @@ using ChunkFunction = void (*)(void* context, int64_t begin, int64_t end);
 // inside its chunks, run on their own thread alone.
 void run_chunks(int64_t threads, int64_t count, int64_t grain, ChunkFunction function, void* context);
 
+// Memory that the calling thread reads, and will read again after loops that drive it out of the caches.
+void note_read(const void* memory, int64_t bytes);
+
+// Threads that wait for a loop ask for what the calling thread noted last, once, until a loop begins: what
+// its caller does in between leaves their cores and the memory idle.
+void read_again();
+
 template <typename Body>
 void parallel_chunks(int64_t threads, int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "drafting.h"
+#include "pool.h"
 #include "step_tensor.h"
 
 namespace blockpilot {
@@ -202,6 +203,7 @@ int64_t specblock_chain(at::TensorList weights, const at::Tensor& plan, double e
   const Decoder& d = b.decoder;
   const Cache cache = read_cache(keys, values, d.shape, d.depth());
   const StepState state(state_tensors);
+  note_read(weights[0].const_data_ptr(), weights[0].numel());
   const Members members = state.members(slots, widths);
   const int64_t vocab = d.embedding.rows, covered = check_rope(cos, sin, d.shape);
   const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,

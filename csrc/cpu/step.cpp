@@ -10,6 +10,7 @@
 #include "context.h"
 #include "decoder_pass.h"
 #include "drafting.h"
+#include "pool.h"
 #include "step_state.h"
 #include "step_tree.h"
 
@@ -64,6 +65,7 @@ std::tuple<at::Tensor, std::vector<int64_t>> verify_commit(
   const std::vector<Choice> choices =
       choose_head(isa, head, d.shape.rounding, {x, rows, d.norm, d.shape.eps},
                   target_draws(state, pass, drawn, vocab, bans, filtered), pass.threads);
+  read_again();  // while threads still wait for a loop
   for (std::size_t i = 0; i < choices.size(); ++i) {
     state.choice[cell(pass.rows[i])] = choices[i].id;
     state.finite[cell(pass.rows[i])] = choices[i].finite;
@@ -114,6 +116,7 @@ int64_t draft_block(at::TensorList weights, const at::Tensor& plan, at::ArrayRef
   const Cache cache = read_cache(keys, values, s, d.depth());
   const StepState state(state_tensors);
   const Members members = state.members(slots, widths);
+  note_read(weights[0].const_data_ptr(), weights[0].numel());
   const int64_t vocab = d.embedding.rows;
   const Rules rules = {check_noise(noise, check_sources(sources, members), vocab), vocab,
                        check_draft_ids(draft_ids, d.head.rows, vocab), static_cast<float>(temperature), bans};
