@@ -62,6 +62,8 @@ def print_drafters(report: dict[str, Any]) -> None:
             ("arm",),
             heads,
         )
+        timed = [[arm, *_drafting(found)] for arm, found in overall.items() if found["draft_ms"]]
+        table(f"T={temperature}, median step's drafting", timed, ("arm",), ("draft ms", "÷ eagle3"))
         _by_set(f"T={temperature}, τ and tokens/s by dataset", result, "pooled_tokens_per_s", result)
         _print_projected(report["projected"], temperature, result)
     print_outcome(report)
@@ -79,6 +81,10 @@ def _row(report: dict[str, Any], name: str, found: dict[str, Any], best: bool) -
         number(median_of(found, "ratio")),
         same(found),
     ]
+
+
+def _drafting(found: dict[str, Any]) -> tuple[str, str]:
+    return number(found["draft_ms"], 3), number(found["draft_ratio"])
 
 
 def _print_projected(report: dict[str, Any], temperature: str, measured: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 `--drafter NAME=SOURCE` adds or replaces one: a folder, which may be that of a `train-draft` run, whose CPU seconds are
 then told, or what else `LLM(drafter=…)` takes; `--policy NAME=SOURCE` adds a row in which a policy chooses for it.
 Turns, figures and comparison are those of `peers`. `draft %` is the share of a step that drafts and hands the drafter
-what was committed, with what it makes of the prompt. The second table puts the measured answers' steps on a GPU by the
+what was committed, with what it makes of the prompt; `draft ms` is the median step's without that, and `÷ eagle3` its
+ratio to an EAGLE-3 drafter's of the same shape. The second table puts the measured answers' steps on a GPU by the
 roofline: projected, not measured.
 """
 
@@ -28,6 +29,7 @@ from blockpilot.drafters.folder import CONFIG
 from blockpilot.drafters.lookup import SUFFIX, PromptLookup
 from blockpilot.training.page.training_log import read_training_log
 from drafter_report import add_shares, print_drafters, project_rows
+from drafter_times import Shape, add_draft_times, times_of
 from peer_ours import load, open_ours
 from peer_report import build_report
 from peer_types import Arm, Decode, Setup, Unavailable
@@ -37,7 +39,6 @@ from roofline_devices import DEVICES, find_device
 DRAFTERS = {"lookup": "lookup", "dflash": "bundled", "dflash+lookup": "bundled+lookup"}
 POLICIES = {"dflash+lookup": "bundled"}
 WIDTHS, TREES, GPU = ((4, None),), ((6, 8),), "H200"
-Shape = tuple[int, int | None]  # a width, and a tree's nodes
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,18 +86,24 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 
 def arms_of(
     drafters: Mapping[str, str], policies: Mapping[str, str], widths: Sequence[Shape], trees: Sequence[Shape]
-) -> dict[str, tuple[Arm, dict[str, Any]]]:
-    """Arms by name with their `LLM` options: plain, then of each drafter its chains, its trees and its policy.
+) -> dict[str, tuple[Arm, dict[str, Any], Shape | None]]:
+    """Arms by name with their `LLM` options and shape: plain, then of each drafter its chains, trees and policy.
 
     Raises:
         ValueError: a policy for a drafter that is not there.
     """
     if unknown := policies.keys() - drafters.keys():
         raise ValueError(f"--policy: expected the name of one of {', '.join(drafters)}, got {min(unknown)!r}")
-    found: dict[str, tuple[Arm, dict[str, Any]]] = {}
+    found: dict[str, tuple[Arm, dict[str, Any], Shape | None]] = {}
 
-    def add(name: str, family: str, opened: Callable[[Setup], Decode], options: dict[str, Any]) -> None:
-        found[name] = Arm(name, family, opened, exact=True), options
+    def add(
+        name: str,
+        family: str,
+        opened: Callable[[Setup], Decode],
+        options: dict[str, Any],
+        shape: Shape | None = None,
+    ) -> None:
+        found[name] = Arm(name, family, opened, exact=True), options, shape
 
     add("plain", "plain", partial(open_ours, width=1), {})
     for name, source in drafters.items():
@@ -106,7 +113,8 @@ def arms_of(
         )  # trees never look up
         for width, tree in (*widths, *alike):
             label = f"{name}-{width}" + (f"/{tree}" if tree else "")
-            add(label, name, partial(_open, width=width, tree=tree, options=options), options)
+            opened = partial(_open, width=width, tree=tree, options=options)
+            add(label, name, opened, options, (width, tree))
         if name in policies:
             chosen: dict[str, Any] = {**options, "policy": parse_policy(policies[name])}
             add(f"{name}-policy", name, partial(open_ours, width=None, **chosen), chosen)
@@ -114,11 +122,13 @@ def arms_of(
 
 
 def _open(setup: Setup, *, width: int, tree: int | None, options: dict[str, Any]) -> Decode:
-    drafter = load(setup, **options).drafter
+    llm = load(setup, **options)
+    drafter = llm.drafter
     assert drafter is not None  # only plain decoding has none
     if width not in drafter.window or (tree or 0) > drafter.largest_tree:
         most = f"{max(drafter.window)} columns and trees of {drafter.largest_tree} nodes"
         raise Unavailable(f"{options['drafter']} drafts blocks of at most {most}")
+    times_of(llm)
     return open_ours(setup, width=width, tree=tree, **options)
 
 
@@ -155,7 +165,7 @@ def run(
     """Measure; the report of `peer_report.build_report` with shares, CPU seconds of training and the projection."""
     sources = DRAFTERS | dict(drafter)
     known = arms_of(sources, POLICIES | dict(policy), widths, trees)
-    chosen = choose_arms(arms, [arm for arm, _ in known.values()])
+    chosen = choose_arms(arms, [arm for arm, *_ in known.values()])
     for value in temperature or ():
         SamplingParams(temperature=value)  # refuses what no arm can serve before an hour is spent
     texts = load_prompts(prompts or (), limit or (1 if quick else None))
@@ -170,6 +180,7 @@ def run(
     add_shares(report["results"])
     context = round(fmean(len(asked[0].ids) for _, asked in requests) + budget / 2)
     engines = {arm.name: load(setup, **known[arm.name][1]) for arm in measured}
+    add_draft_times(report["results"], engines, {name: shape for name, (*_, shape) in known.items()})
     return {
         **report,
         "settings": {"prompts": len(texts), "max_new_tokens": budget, "temperatures": temperatures},

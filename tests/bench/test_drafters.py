@@ -97,7 +97,13 @@ def test_every_kind_of_drafter(tiny, folders, tmp_path, capsys):
             assert found["identical"] is True and found["errors"] == 0
             if name == "plain":
                 assert (found["tau"], guessed[name]["draft_share"], guessed[name]["ratio"]) == (None, 0, 1)
+                assert found["draft_ms"] is None
                 continue
+            shape = name.partition("-")[2]
+            assert shape == "policy" or found["draft_ms"] > 0
+            if shape in ("3", "4/6"):
+                rival = result["overall"][f"eagle3-{shape}"]["draft_ms"]
+                assert found["draft_ratio"] == found["draft_ms"] / rival
             assert found["tau"] >= 1 and 0 < found["draft_share"] < 1 and 0 < guessed[name]["draft_share"] < 1
             speed = found["tau"] / guessed[name]["step_ms"] * 1e3
             assert guessed[name]["tokens_per_s"] == pytest.approx(speed)
