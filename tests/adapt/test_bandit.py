@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from blockpilot.adapt.bandit import CONTEXT, EXPLORATION, HORIZON, LONGEST, Bandit, Choice, saved
+from blockpilot.adapt.bandit import CONTEXT, EXPLORATION, FELL, HORIZON, LONGEST, Bandit, Choice, saved
 
 HERE = [1.0, 0.0, 0.4, 0.1, 0.5]
 SHIFTED = [1.0, 0.3, 0.6, 0.1, 0.5]
@@ -50,7 +50,7 @@ def test_nothing_is_tried_where_even_the_upper_bound_does_not_pay():
     bandit = Bandit()
     bandit.explored = -1e9
     assert bandit.decide(HERE, 20.0, 1.0) is None
-    assert bandit.decide(HERE, 24.0, 1.0) == Choice("head", explores=True)
+    assert bandit.decide(HERE, 24.0, 1.0) == Choice("full", explores=True)
 
 
 def test_exploration_takes_no_more_than_its_share():
@@ -71,8 +71,15 @@ def test_exploration_takes_no_more_than_its_share():
 
 
 def test_a_first_update_is_guessed_to_cost_what_it_is_told():
-    assert Bandit().decide(HERE, 0.99 * 6.0 / EXPLORATION, 6.0) is None
-    assert Bandit().decide(HERE, 1.01 * 6.0 / EXPLORATION, 6.0) == Choice("head", explores=True)
+    assert Bandit().decide(HERE, 0.99 * 12.0 / EXPLORATION, 6.0) is None
+    assert Bandit().decide(HERE, 1.01 * 12.0 / EXPLORATION, 6.0) == Choice("full", explores=True)
+
+
+def test_half_of_exploration_is_kept_for_times_when_drafts_do_worse():
+    served = 1.01 * 6.0 / EXPLORATION
+    fallen, nearly = ([1.0, drop, *HERE[2:]] for drop in (FELL, 0.99 * FELL))
+    assert Bandit().decide(fallen, served, 6.0) == Choice("full", explores=True)
+    assert Bandit().decide(nearly, served, 6.0) is None
 
 
 def test_the_context_decides():

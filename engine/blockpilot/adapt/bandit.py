@@ -15,17 +15,19 @@ from typing import Any
 
 import numpy as np
 
-ARMS = ("head", "full")
+ARMS = ("full", "head")
 # What a decision knows: 1; how far τ fell below its long-run mean, as a share; share of first drafts that were
 # rejected; share of tokens that the head has no row for; log(1 + rounds since the last update) / 10.
 CONTEXT = ("one", "drop", "rejected", "unsayable", "waited")
 
-PRIOR = 0.05  # standard deviation of a coefficient before anything is known
+# Standard deviation of each coefficient before anything is known. A share of what τ fell by may come back.
+PRIOR = np.array((0.05, 0.15, 0.05, 0.05, 0.05))
 NOISE = 0.005  # of a gain, beside the standard error of its measurement
 SIGMAS = 1.64  # from the mean to a bound: 95 % on one side
 FADE = 0.95  # weight of what an update told, once another has been seen
-# Share of the seconds served that updates without a lower bound above their cost may take: with the watching, 1 %.
-EXPLORATION = 0.008
+# Share of the seconds served that updates without a lower bound above their cost may take: with the watching, 1 %. Half
+# of it is kept for times when τ fell by `FELL`, as a share: requests of another kind are what updates are for.
+EXPLORATION, FELL = 0.008, 0.06
 # A gain is expected to last for this share of the seconds served so far, as nothing is known of the future, and for
 # `LONGEST` at most: the kind of requests changes.
 HORIZON, LONGEST = 0.5, 600.0
@@ -50,7 +52,7 @@ class Arm:
         seconds: what an update takes, None before the first. tried: updates so far.
     """
 
-    precision: Array = field(default_factory=lambda: np.eye(len(CONTEXT)) / PRIOR**2)
+    precision: Array = field(default_factory=lambda: np.diag(PRIOR**-2.0))
     weighted: Array = field(default_factory=lambda: np.zeros(len(CONTEXT)))
     seconds: float | None = None
     tried: int = 0
@@ -72,7 +74,7 @@ class Arm:
     def learn(self, context: Sequence[float], gain: float, error: float, seconds: float) -> None:
         """Take in an update; see `Bandit.learn`."""
         x, weight = np.asarray(context), 1 / (error**2 + NOISE**2)
-        prior = np.eye(len(x)) / PRIOR**2
+        prior = np.diag(PRIOR**-2.0)
         self.precision = FADE * self.precision + (1 - FADE) * prior + weight * np.outer(x, x)
         self.weighted = FADE * self.weighted + weight * gain * x
         self._solve()
@@ -107,10 +109,11 @@ class Bandit:
             seconds = guess if arm.seconds is None else arm.seconds
             low, high = (saved(served, mean + s * deviation) - seconds for s in (-SIGMAS, SIGMAS))
             bounds.append((high, low, seconds, name))
-        for high, low, seconds, name in sorted(bounds, reverse=True):
+        share = EXPLORATION if context[CONTEXT.index("drop")] >= FELL else EXPLORATION / 2
+        for high, low, seconds, name in sorted(bounds, key=lambda b: b[0], reverse=True):
             if high > 0 and low > 0:
                 return Choice(name, explores=False)
-            if high > 0 and self.explored + seconds <= EXPLORATION * served:
+            if high > 0 and self.explored + seconds <= share * served:
                 return Choice(name, explores=True)
         return None
 

@@ -51,8 +51,7 @@ class CppEagle3Drafter(Eagle3Drafter):
         self.cache = CppCache(1, max_requests, m.num_kv_heads, self._places(target), m.head_dim, target.dtype)
 
     def own(self) -> None:
-        """See `PairDrafter.own`: the file that packed weights are kept in is mapped."""
-        self._weights = (self._weights[0].clone(), self._weights[1])
+        """See `PairDrafter.own`: packed weights are nobody else's."""
 
     def replace(self, tensors: Mapping[str, Tensor], target: Any) -> None:
         """See `PairDrafter.replace`."""

@@ -70,9 +70,7 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
         return RankHead(first, second, blob.device)
 
     def own(self) -> None:
-        """See `PairDrafter.own`: the file that packed weights are kept in is mapped."""
-        self._weights = (self._weights[0].clone(), self._weights[1])
-        self.rank = self._rank_head()
+        """See `PairDrafter.own`: packed weights are nobody else's."""
 
     def replace(self, tensors: Mapping[str, Tensor], target: Any) -> None:
         """See `PairDrafter.replace`."""

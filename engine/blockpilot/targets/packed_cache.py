@@ -1,10 +1,9 @@
-"""Packed weights kept between starts: one file per model and weight format, mapped into memory by the next start.
+"""Packed weights kept between starts: one file per model and weight format, read by the next start.
 
-A file is in safetensors format with its one tensor at a multiple of 4096 bytes, so that matrices keep their alignment.
-Writers write beside a file and move theirs over it: starts at the same time do no harm, and processes that have the
-old file mapped keep it whole. What a file was made from, where its matrices lie and a CRC of its bytes are under one
-hash; whatever does not fit is packed anew. Files belong to their user alone and are not written to after they appear:
-a process that changes one in place changes what others have mapped.
+A file is in safetensors format. It is read, not mapped: a file's pages are small (`large_pages`), and what a process
+has read nobody changes under it. Writers write beside a file and move theirs over it, so starts at the same time do no
+harm. What a file was made from, where its matrices lie and a CRC of its bytes are under one hash; whatever does not fit
+is packed anew. Files belong to their user alone.
 """
 
 from __future__ import annotations
@@ -24,12 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from blockpilot.policies.atomic import replacing
-from blockpilot_kernels.packed_decoder import LAYOUT
+from blockpilot_kernels.packed_decoder import LAYOUT, large_pages
 
 ENVIRONMENT, OFF = "BLOCKPILOT_CACHE", "off"
 LIMIT = 8 << 30  # bytes of all files; the least recently used go first
@@ -156,8 +153,9 @@ def _read(path: Path, key: PackedKey) -> Packed:
             raise ValueError(f"expected {stop} bytes behind a header of {length}, found a file of {size}")
         if source != key.source:
             raise ValueError("the cached file was made from files of another size or time")
-        # Private: written to by nobody, and if it were, not to the file.
-        blob = torch.from_numpy(np.memmap(file, np.uint8, "c", 8 + length, (stop,)))
+        blob = large_pages(stop)
+        if file.readinto(blob.numpy().data) != stop:
+            raise ValueError(f"expected {stop} bytes of weights, the file ended before")
     if seal != _seal(key, words, blob):
         raise ValueError("damaged, or of another model")
     with suppress(OSError):

@@ -15,6 +15,7 @@ from blockpilot_kernels.packed_decoder.formats import (
     stack,
 )
 from blockpilot_kernels.packed_decoder.independence import row_independence
+from blockpilot_kernels.packed_decoder.large_pages import large_pages
 from blockpilot_kernels.packed_decoder.ops import (
     commit_context,
     context_append,
@@ -66,6 +67,7 @@ __all__ = [
     "head_of",
     "interleave",
     "interleaved_rows",
+    "large_pages",
     "move_places",
     "overwrite",
     "packed_linear",

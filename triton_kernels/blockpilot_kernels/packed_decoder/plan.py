@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from blockpilot_kernels.packed_decoder.formats import FORMATS, Matrix, pack
+from blockpilot_kernels.packed_decoder.large_pages import large_pages
 
 _ALIGN = 64
 Record = tuple[int, int, int, int, int, int]
@@ -30,7 +31,7 @@ class Weights:
     _size: int = 0
 
     def __post_init__(self) -> None:
-        self._bytes = torch.empty(self.room, dtype=torch.uint8, device="cpu")
+        self._bytes = large_pages(self.room)
 
     def linear(self, matrix: Matrix, bias: Tensor | None = None) -> Record:
         """Add [N, K] and an optional bias [N]; returns its record: blob, format, N, K, offset, bias offset."""
@@ -55,7 +56,7 @@ class Weights:
         at, end = self._size, self._size + size
         self._size = -(-end // _ALIGN) * _ALIGN
         if self._size > len(self._bytes):
-            larger = torch.empty(self._size + self._size // 2, dtype=torch.uint8, device="cpu")
+            larger = large_pages(self._size + self._size // 2)
             larger[:at] = self._bytes[:at]
             self._bytes = larger
         to = at
