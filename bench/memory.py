@@ -38,7 +38,7 @@ stream = iter(llm.stream("Why is the sky blue?", SamplingParams(max_new_tokens=i
 text = next(stream)
 first = time.time()
 text += "".join(stream)
-caches = [t for x in (llm.target, llm.drafter) for t in (x.cache.k, x.cache.v)]
+caches = [t for x in (llm.target, llm.drafter.drafter) for t in (x.cache.k, x.cache.v)]
 print(json.dumps({{
     "peak": peak(),
     "weights": len(llm.target.blob) + len(llm.drafter.drafter._weights[0]),

@@ -20,9 +20,9 @@ def large_pages(size: int) -> Tensor:
     """
     if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8, device="cpu")
-    room = mmap.mmap(-1, size + 2 * _LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
-        room.madvise(mmap.MADV_HUGEPAGE)
+    room = mmap.mmap(-1, size + _LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(room, dtype=torch.uint8)
     start = -whole.data_ptr() % _LARGE
+    with suppress(OSError):  # a kernel without them
+        room.madvise(mmap.MADV_HUGEPAGE, start, size // _LARGE * _LARGE)
     return whole[start : start + size]
