@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="NAME", help="(smollm2)")
     parser.add_argument("--before", type=_families, metavar="F,…", help=f"families ({','.join(BEFORE)})")
     parser.add_argument("--after", type=_families, metavar="F,…", help=f"families ({','.join(AFTER)})")
-    parser.add_argument("--prompts", type=_positive, metavar="N", help="of each segment (400; quick: 12)")
+    parser.add_argument("--prompts", type=_counts, metavar="N[,M]", help="of each segment (400; quick: 12)")
     parser.add_argument("--max-new-tokens", type=_positive, metavar="N", help="per answer (96; quick: 32)")
     parser.add_argument("--width", type=_positive, metavar="N", help="of a block (4)")
     parser.add_argument("--requests", type=_positive, metavar="N", help="at once (1)")
@@ -48,6 +48,11 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
+
+
+def _counts(text: str) -> tuple[int, int]:
+    first, comma, second = text.partition(",")
+    return _positive(first), _positive(second if comma else first)
 
 
 def _families(text: str) -> tuple[str, ...]:
@@ -109,7 +114,7 @@ def run(
     target: str | None = None,
     before: Sequence[str] | None = None,
     after: Sequence[str] | None = None,
-    prompts: int | None = None,
+    prompts: tuple[int, int] | None = None,
     max_new_tokens: int | None = None,
     width: int | None = None,
     requests: int | None = None,
@@ -119,7 +124,7 @@ def run(
     seed: int | None = None,
 ) -> dict[str, Any]:
     """`segments`: by segment and arm τ, tokens/s, seconds of adapting, regret; `ok`: all arms give the same answers."""
-    count, group = prompts or (12 if quick else 400), requests or 1
+    counts, group = prompts or ((12, 12) if quick else (400, 400)), requests or 1
     segments = {"before": tuple(before or BEFORE), "after": tuple(after or AFTER)}
     params = SamplingParams(
         max_new_tokens=max_new_tokens or (32 if quick else 96),
@@ -130,22 +135,22 @@ def run(
     options = {"max_requests": group, "max_length": 512, "threads": threads}
     names = tuple(arms or ("never", *ARMS, "bandit"))
     runs = {name: Run(_engine(name, target or "smollm2", drafter, options)) for name in names}
-    stream = [_prompts(families, count, seed or 0) for families in segments.values()]
-    with progress("prompts", total=count * len(stream), ticking=False) as advance:
+    stream = [_prompts(f, n, seed or 0) for f, n in zip(segments.values(), counts, strict=True)]
+    with progress("prompts", total=sum(counts), ticking=False) as advance:
         for part in stream:
-            for i in range(0, count, group):
+            for i in range(0, len(part), group):
                 for name in _turn(names, i // group):
                     runs[name].answer(part[i : i + group], params)
                 advance(len(part[i : i + group]))
     same = all(r.ids == runs[names[0]].ids for r in runs.values())
-    places = {name: slice(i * count, (i + 1) * count) for i, name in enumerate(segments)}
+    places = dict(zip(segments, (slice(counts[0]), slice(counts[0], sum(counts))), strict=True))
     return {
         "ok": same,
         "identical": same,
         "drafter": str(Path(drafter).name),
-        "options": {**vars(params), **options, "prompts": count, "seed": seed or 0},
+        "options": {**vars(params), **options, "prompts": counts, "seed": seed or 0},
         "segments": {name: {"families": segments[name], **_segment(runs, at)} for name, at in places.items()},
-        "whole": _segment(runs, slice(0, count * len(segments))),
+        "whole": _segment(runs, slice(sum(counts))),
         "adapters": {name: r.llm.adapter.report() for name, r in runs.items() if r.llm.adapter},
     }
 

@@ -50,6 +50,7 @@ class Learning:
         ):
             patch.setattr(module, name, value)
         patch.setattr(learner, "RATES", {"head": 0.05, "full": 0.05})
+        patch.setattr(learner, "STEPS", 8)
 
     def use(self, kind: str) -> None:
         """The pair with a drafter of that kind."""

@@ -78,8 +78,15 @@ def test_a_first_update_is_guessed_to_cost_what_it_is_told():
 def test_half_of_exploration_is_kept_for_times_when_drafts_do_worse():
     served = 1.01 * 6.0 / EXPLORATION
     fallen, nearly = ([1.0, drop, *HERE[2:]] for drop in (FELL, 0.99 * FELL))
-    assert Bandit().decide(fallen, served, 6.0) == Choice("full", explores=True)
     assert Bandit().decide(nearly, served, 6.0) is None
+    bandit = Bandit()
+    assert bandit.decide(fallen, 0.5 * served, 6.0) is None
+    assert bandit.decide(HERE, served, 6.0) == Choice(
+        "full", explores=True
+    )  # it has not been looked into yet
+    assert Bandit.from_dict(bandit.to_dict()).decide(HERE, served, 6.0) == Choice("full", explores=True)
+    bandit.learn(Choice("full", explores=False), HERE, 0.0, 0.01, 6.0)
+    assert bandit.decide(HERE, served, 6.0) is None
 
 
 def test_the_context_decides():

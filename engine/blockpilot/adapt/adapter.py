@@ -25,7 +25,7 @@ from blockpilot.targets import Target
 
 ROWS = 2048  # fresh answered tokens that an update looks at
 _log = logging.getLogger(__name__)
-GUESS = 256  # steps that an update is taken to cost before one was timed
+GUESS = 400  # steps that an update is taken to cost before one was timed
 
 
 class Adapter:

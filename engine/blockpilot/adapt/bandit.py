@@ -26,7 +26,7 @@ NOISE = 0.005  # of a gain, beside the standard error of its measurement
 SIGMAS = 1.64  # from the mean to a bound: 95 % on one side
 FADE = 0.95  # weight of what an update told, once another has been seen
 # Share of the seconds served that updates without a lower bound above their cost may take: with the watching, 1 %. Half
-# of it is kept for times when τ fell by `FELL`, as a share: requests of another kind are what updates are for.
+# of it is kept until τ falls by `FELL`, as a share: requests of another kind are what updates are for.
 EXPLORATION, FELL = 0.008, 0.06
 # A gain is expected to last for this share of the seconds served so far, as nothing is known of the future, and for
 # `LONGEST` at most: the kind of requests changes.
@@ -86,12 +86,13 @@ class Bandit:
     """Decides from numbers alone: the same ones give the same decisions.
 
     Attributes:
-        arms: by name. explored: seconds that exploring updates took.
+        arms: by name. explored: seconds that exploring updates took. fell: τ has fallen, and
+            no update has been made since.
     """
 
     def __init__(self) -> None:
         self.arms = {name: Arm() for name in ARMS}
-        self.explored = 0.0
+        self.explored, self.fell = 0.0, False
 
     def decide(self, context: Sequence[float], served: float, guess: float) -> Choice | None:
         """The update to make now; None to skip.
@@ -109,7 +110,8 @@ class Bandit:
             seconds = guess if arm.seconds is None else arm.seconds
             low, high = (saved(served, mean + s * deviation) - seconds for s in (-SIGMAS, SIGMAS))
             bounds.append((high, low, seconds, name))
-        share = EXPLORATION if context[CONTEXT.index("drop")] >= FELL else EXPLORATION / 2
+        self.fell |= context[CONTEXT.index("drop")] >= FELL
+        share = EXPLORATION if self.fell else EXPLORATION / 2
         for high, low, seconds, name in sorted(bounds, key=lambda b: b[0], reverse=True):
             if high > 0 and low > 0:
                 return Choice(name, explores=False)
@@ -127,6 +129,7 @@ class Bandit:
         """
         self.arms[choice.arm].learn(context, gain, error, seconds)
         self.explored += seconds if choice.explores else 0.0
+        self.fell = False
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, and `from_dict` makes the same bandit of it."""
@@ -139,13 +142,13 @@ class Bandit:
             }
             for name, a in self.arms.items()
         }
-        return {"arms": arms, "explored": self.explored}
+        return {"arms": arms, "explored": self.explored, "fell": self.fell}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Bandit:
         """See `to_dict`."""
         made = cls()
-        made.explored = float(found["explored"])
+        made.explored, made.fell = float(found["explored"]), bool(found["fell"])
         for name in ARMS:
             a = found["arms"][name]
             precision, weighted = (np.array(a[k], dtype=np.float64) for k in ("precision", "weighted"))

@@ -23,7 +23,7 @@ from blockpilot.training.specblock_model import SpecBlockModel
 MODELS: dict[str, type[Eagle3Model | SpecBlockModel]] = {"eagle3": Eagle3Model, "specblock": SpecBlockModel}
 HEAD_PARAMETERS = ("lm_head", "weights.lm_head")  # the final norm's weight could only scale its columns
 RATES = {"head": 1e-3, "full": 1e-3}
-STEPS = 8  # of an update
+STEPS = 16  # of an update
 BATCH, ANCHORS = 4, 16  # pieces of a step, and blocks of each
 HELD_OUT = 4  # one piece in so many, the newest, is measured on
 MEASURED = 64  # blocks of each
