@@ -211,6 +211,28 @@ def test_tensors_of_other_shapes_are_refused(target, saved, name, change, messag
     assert fresh.steps == 0 and not fresh.optimiser.state
 
 
+def test_a_state_of_more_answers_than_there_are_is_refused(target, saved):
+    _, path, tensors, metadata = saved
+    order = json.loads(metadata["order"])
+    order["size"] += 1
+    save_file(tensors, path, metadata=metadata | {"order": json.dumps(order)})
+    with pytest.raises(ValueError, match=r"order: expected at most the \d+ answers there are"):
+        trainer(target).load(path)
+
+
+@pytest.mark.parametrize("text", ['[[1, 2], ["a", 3]]', "[" * 200_000])
+def test_a_state_whose_place_is_no_table_is_refused(target, saved, text):
+    _, path, tensors, metadata = saved
+    save_file(tensors, path, metadata=metadata | {"place": text})
+    with pytest.raises(ValueError, match=r"expected (numbers|the state of a run)"):
+        trainer(target).load(path)
+
+
+def test_a_folder_is_no_state(target, tmp_path):
+    with pytest.raises(ValueError, match="expected the state of a run"):
+        trainer(target).load(tmp_path)
+
+
 @pytest.mark.parametrize("part", ["place", "order"])
 @pytest.mark.parametrize(
     "change",

@@ -3,7 +3,7 @@
 A file is in safetensors format. It is read, not mapped: a file's pages are small (`large_pages`), and what a process
 has read nobody changes under it. Writers write beside a file and move theirs over it, so starts at the same time do no
 harm. What a file was made from, where its matrices lie and a CRC of its bytes are under one hash; whatever does not fit
-is packed anew. Files belong to their user alone.
+is packed anew.
 """
 
 from __future__ import annotations
@@ -186,7 +186,6 @@ def _write(path: Path, key: PackedKey, packed: Packed) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.write(packed.blob.numpy().data)
-        os.fchmod(file.fileno(), 0o400)
 
 
 def _seal(key: PackedKey, words: Mapping[str, list[int]], blob: Tensor) -> str:

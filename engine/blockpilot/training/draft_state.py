@@ -50,11 +50,24 @@ def load_state(trainer: DraftTrainer, path: Path) -> None:
             metadata = {k: json.loads(v) for k, v in file.metadata().items()}
         tensors = load_file(path)
         recipe, place, order = (dict(metadata[k]) for k in ("recipe", "place", "order"))
-    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (
+        SafetensorError,
+        AttributeError,
+        KeyError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(f"{path}: expected the state of a run, found {error!r}; {BEGIN_AGAIN}") from error
     _check_recipe(trainer, path, recipe)
     for name, found, known in (("place", place, PLACE), ("order", order, ORDER)):
         _check_numbers(f"{path}: {name}", found, known)
+    if order["size"] > len(trainer.readers):
+        raise ValueError(
+            f"{path}: order: expected at most the {len(trainer.readers)} answers there are, got {order['size']}; "
+            f"{BEGIN_AGAIN}"
+        )
     _check_tensors(trainer, path, tensors, place["steps"])
     try:
         trainer.generator.set_state(tensors["generator"])
@@ -91,7 +104,7 @@ def _check_numbers(where: str, found: dict[str, Any], known: tuple[str, ...]) ->
     """Whole numbers under the known names and no others; `seconds` may have a fraction."""
     types = {"seconds": (int, float)}
     good = [type(v) in types.get(k, (int,)) and 0 <= v < MOST for k, v in found.items()]
-    if sorted(found) != sorted(known) or not all(good):
+    if set(found) != set(known) or not all(good):
         raise ValueError(
             f"{where}: expected numbers of 0 or more named {list(known)}, got {found}; {BEGIN_AGAIN}"
         )
