@@ -10,6 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from blockpilot_kernels.packed_decoder import (
     FORMATS,
@@ -59,6 +60,25 @@ def test_quantised_values_are_the_nearest_there_are() -> None:
     assert off.sum() <= np.abs(theirs.astype(np.float64) - weight.double().numpy()).sum() * 1.01
     assert not blocks.dequantise()[5].any()
     assert not blocks.dequantise()[6, :32].any()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 127, 128, 129, 300])
+def test_quantising_makes_no_floats_of_a_whole_matrix(rows: int) -> None:
+    sizes: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            found = made if isinstance(made, (list, tuple)) else [made]
+            sizes.extend(t.numel() for t in found if t.is_floating_point())
+            return made
+
+    weight = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with Watch():
+        blocks = quantise_q8_0(weight)
+    assert max(sizes) <= 128 * 64
+    each = [quantise_q8_0(row[None]).data for row in weight]
+    assert torch.equal(blocks.data, torch.cat([torch.empty(0, 2, 34, dtype=torch.uint8), *each]))
 
 
 def unpacked(kind: str, data: Tensor, n: int, k: int) -> Tensor:

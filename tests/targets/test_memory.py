@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 
 import blockpilot.memory
 from blockpilot import LLM
@@ -14,6 +19,7 @@ from blockpilot.targets.cpp_target import CppTarget, packed_bytes
 from blockpilot.targets.torch_target import TorchTarget
 from blockpilot_kernels.dispatch import forced
 from tests.engine.pair import tiny_folder
+from tests.targets.gguf_files import hf_weights, write_gguf
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -61,3 +67,31 @@ def test_no_weight_is_read_when_they_would_not_fit(monkeypatch):
     monkeypatch.setattr(checkpoint_module, "read_tensor", read)
     with pytest.raises(MemoryLimitError, match=r"needs \d+ MiB \(target"):
         LLM(tiny_folder(), max_length=64)
+
+
+READ = """
+import re, sys
+from pathlib import Path
+import torch
+from blockpilot.targets.checkpoint import load_checkpoint
+
+def resident():
+    return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+blocks = load_checkpoint(sys.argv[1]).blocks
+before = resident()
+size = blocks["model.embed_tokens.weight"].data.nbytes
+torch.ones(size // 8, dtype=torch.float32)
+print(size, resident() - before)
+"""
+
+
+def test_a_large_matrix_that_was_read_leaves_nothing_behind(tmp_path):
+    """Nor does malloc keep what is taken and given back after it."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("resident memory: no /proc")
+    weights = hf_weights("llama", tie_word_embeddings=True, vocab_size=1 << 17)
+    file = write_gguf(tmp_path / "m.gguf", weights, kind=Type.Q8_0)
+    done = subprocess.run([sys.executable, "-c", READ, str(file)], capture_output=True, text=True, check=True)
+    size, left = map(int, done.stdout.split())
+    assert size == (1 << 17) * 68 and left < size // 4

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from blockpilot.targets.checkpoint import Checkpoint, expected_tensors
 from blockpilot.targets.config import ModelConfig
-from blockpilot.targets.gguf import BLOCK_TYPES, GGUFFile, dequantize, find_tensor, read_gguf
+from blockpilot.targets.gguf import BLOCK_TYPES, Bytes, GGUFFile, dequantize, find_tensor, read_gguf
 from blockpilot.targets.gguf_config import model_config
 from blockpilot.targets.stored import CheckpointError, OnDemand, Sample, file_state, fingerprint
-from blockpilot_kernels.packed_decoder import Blocks
+from blockpilot_kernels.packed_decoder import Blocks, large_pages
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -94,13 +94,22 @@ class StoredTensors:
             head, half, pair = index // size, index % size // (size // 2), index % (size // 2)
             index = head * size + 2 * pair + half
         first = int(index.min())
-        # Read, not mapped: mapped pages would count as memory of the process.
+        # Read, not mapped: mapped pages would count as memory of the process. And not into malloc's, which once it
+        # took back a large block keeps later ones.
         count = (int(index.max()) - first + 1) * width
-        if file_state(self.file.path) != self.state:
+        near = large_pages(count).numpy()
+        unchanged = file_state(self.file.path) == self.state
+        if not unchanged or _fill(near, self.file.path, tensor.offset + first * width) != count:
             raise CheckpointError(f"{self.file.path}: changed while it was being loaded; load it again")
-        near = np.fromfile(self.file.path, np.uint8, count, offset=tensor.offset + first * width)
         rows = near.reshape(-1, width)
         return rows if heads is None else rows[index - first]  # an embedding need not be there twice
+
+
+def _fill(memory: Bytes, path: Path, offset: int) -> int:
+    """Read a file from an offset on; returns how many bytes there were."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.readinto(memory.data)
 
 
 def load_gguf(path: Path) -> Checkpoint:

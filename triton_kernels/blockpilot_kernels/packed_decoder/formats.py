@@ -13,7 +13,7 @@ from torch import Tensor
 # that bytes kept by an older version are not read.
 LAYOUT = 2
 PANEL, BLOCK, UNIT = 16, 32, 32
-_PIECE = 64 * UNIT  # rows packed at a time
+_PIECE, _QUANTISED_ROWS = 64 * UNIT, 128  # rows packed and quantised at a time
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
 HEADS = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}  # bytes of scale and offset before a block's codes
 _CODES = {"Q8_0": 32, "Q4_0": 16, "Q4_1": 16}
@@ -67,11 +67,16 @@ Matrix = Tensor | Blocks
 
 def quantise_q8_0(weight: Tensor) -> Blocks:
     """[N, K] floats, 32 divides K → the nearest Q8_0 blocks; scale = largest / 127, as llama.cpp has it."""
+    # A few rows at a time: a whole matrix takes several copies of itself in floats.
+    return Blocks("Q8_0", torch.cat([_q8_0(part) for part in weight.split(_QUANTISED_ROWS)]))
+
+
+def _q8_0(weight: Tensor) -> Tensor:
     blocks = weight.float().unflatten(1, (-1, BLOCK))
     scale = (blocks.abs().amax(-1, keepdim=True) / 127).to(torch.float16)
     inverse = torch.where(scale > 0, 1 / scale.float(), 0)
     codes = (blocks * inverse).round().clamp(-127, 127).to(torch.int8)
-    return Blocks("Q8_0", torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)], -1))
+    return torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)], -1)
 
 
 def stack(parts: Sequence[Matrix]) -> Matrix:
