@@ -1,4 +1,4 @@
-"""Peak memory and times of a start: bare `import torch`, a start that packs the weights, one that maps them.
+"""Peak memory and times of a start: bare `import torch`, a start that packs the weights, one that reads them packed.
 
 Every start is a process of its own that loads the bundled pair and answers one prompt; its peak is what Linux calls
 VmHWM. The bar: a start takes no more than `import torch`, packed weights, KV caches and 100 MB. One request of 256
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(quick: bool, *, repeats: int | None = None) -> dict[str, Any]:
     """Medians over pairs of a first and a second start, with what is left beside torch, weights and KV (`rest`).
 
-    `ok`: the rest of every start is within the limit, and every answer is the same.
+    `within_limit`: the rest of every start is. `same_answers`: of all starts. `ok`: both.
     """
     count = repeats or (QUICK_REPEATS if quick else REPEATS)
     if count < 1:
@@ -77,8 +77,9 @@ def run(quick: bool, *, repeats: int | None = None) -> dict[str, Any]:
     texts = {start.pop("text") for kept in starts.values() for start in kept}
     report = summary(statistics.median(torch_peaks), starts)
     fits = all(start["rest_mb"] <= LIMIT_MB for start in report["starts"].values())
+    verdict = {"ok": fits and len(texts) == 1, "within_limit": fits, "same_answers": len(texts) == 1}
     settings = {"tokens": TOKENS, "max_length": MAX_LENGTH, "repeats": count}
-    return {"ok": fits and len(texts) == 1, "settings": settings, "load_before": load, **report}
+    return {**verdict, "settings": settings, "load_before": load, **report}
 
 
 def measure_start(folder: str) -> dict[str, Any]:
@@ -125,4 +126,5 @@ def show(report: dict[str, Any]) -> None:
             f"KV {start['kv_mb']:.0f} + rest {start['rest_mb']:.0f} MB (limit {report['limit_mb']:.0f}); "
             f"load {start['load_s']:.2f} s, first token {start['first_token_s']:.2f} s after the process began"
         )
-    say("within the limit, answers the same: " + ("yes" if report["ok"] else "NO"))
+    for what, name in (("within the limit", "within_limit"), ("answers the same", "same_answers")):
+        say(f"{what}: {'yes' if report[name] else 'NO'}")

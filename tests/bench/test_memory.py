@@ -47,14 +47,22 @@ def test_report(starts, tmp_path, capsys):
     assert report["starts"]["first"]["first_token_s"] == pytest.approx(3.0, abs=0.5)
     folders = starts["folders"]
     assert folders[0] == folders[1] != folders[2] == folders[3]
-    assert capsys.readouterr().out.rstrip().endswith("the same: yes")
+    assert (report["ok"], report["within_limit"], report["same_answers"]) == (True, True, True)
+    assert capsys.readouterr().out.endswith("within the limit: yes\nanswers the same: yes\n")
 
 
-@pytest.mark.parametrize("change", [{"peaks": [466 * MB, 430 * MB]}, {"texts": ["a", "b"]}])
-def test_too_much_memory_or_another_answer_fails(starts, change, capsys):
+@pytest.mark.parametrize(
+    ("change", "within", "same"),
+    [({"peaks": [466 * MB, 430 * MB]}, "NO", "yes"), ({"texts": ["a", "b"]}, "yes", "NO")],
+)
+def test_too_much_memory_or_another_answer_fails(starts, change, within, same, tmp_path, capsys):
     starts.update(change)
-    assert bench_run.main(["memory", "--quick"]) == 1
-    assert capsys.readouterr().out.rstrip().endswith("the same: NO")
+    file = tmp_path / "report.json"
+    assert bench_run.main(["memory", "--quick", "--json", str(file)]) == 1
+    assert capsys.readouterr().out.endswith(f"within the limit: {within}\nanswers the same: {same}\n")
+    report = json.loads(file.read_text())
+    found = (report["ok"], report["within_limit"], report["same_answers"])
+    assert found == (False, within == "yes", same == "yes")
 
 
 def test_a_start_that_fails_is_told(capsys, monkeypatch):

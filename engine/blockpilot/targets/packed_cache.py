@@ -30,7 +30,7 @@ from blockpilot_kernels.packed_decoder import LAYOUT, large_pages
 
 ENVIRONMENT, OFF = "BLOCKPILOT_CACHE", "off"
 LIMIT = 8 << 30  # bytes of all files; the least recently used go first
-_PAGE, _HEADER_LIMIT, _ABANDONED_SECONDS = 4096, 16 << 20, 3600
+_HEADER_LIMIT, _ABANDONED_SECONDS = 16 << 20, 3600
 _NAME = re.compile(r"((?:target|drafter)-[0-9a-f]{32})\.v(\d+)\.packed")
 _TEMPORARY = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+\.tmp")
 _log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def _read(path: Path, key: PackedKey) -> Packed:
             raise ValueError(f"not a header of packed weights: {error!r}") from error
         if type(stop) is not int:
             raise ValueError(f"not a header of packed weights: size {stop!r}")
-        if 8 + length + stop != size or (8 + length) % _PAGE or stop % 8 or stop == 0:
+        if 8 + length + stop != size or stop % 8 or stop == 0:
             raise ValueError(f"expected {stop} bytes behind a header of {length}, found a file of {size}")
         if source != key.source:
             raise ValueError("the cached file was made from files of another size or time")
@@ -182,7 +182,6 @@ def _write(path: Path, key: PackedKey, packed: Packed) -> None:
         "blob": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
     }
     text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % _PAGE)
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.write(packed.blob.numpy().data)
