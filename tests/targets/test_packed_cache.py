@@ -48,6 +48,22 @@ def test_what_is_kept_comes_back_aligned_and_private(folder):
     assert [p.name for p in folder.iterdir()] == [KEY.file]
 
 
+@pytest.mark.parametrize("key", [KEY, None])
+def test_packing_stays_on_one_thread(folder, key):
+    before, seen = torch.get_num_threads(), []
+
+    def pack() -> Packed:
+        seen.append(torch.get_num_threads())
+        return PACKED
+
+    torch.set_num_threads(3)
+    try:
+        assert same(cached(key, pack), PACKED)
+        assert (seen, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from blockpilot.one_thread import one_thread
 from blockpilot.policies.atomic import replacing
 from blockpilot_kernels.packed_decoder import LAYOUT, large_pages
 
@@ -94,8 +95,10 @@ def cache_folder() -> Path | None:
 def cached(key: PackedKey | None, pack: Callable[[], Packed]) -> Packed:
     """The weights of `key` from the cache, or what `pack` makes, written there for the next start.
 
-    A cache that cannot be used costs one line, and time; None is never cached.
+    A cache that cannot be used costs one line, and time; None is never cached. `pack` runs on one thread: it is many
+    small operations.
     """
+    pack = one_thread()(pack)
     folder = cache_folder() if key is not None else None
     if key is None or folder is None:
         return pack()
