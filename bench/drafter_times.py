@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cache
 from statistics import median
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -53,11 +53,15 @@ class DraftTimes:
         return median(found) * 1e3 if found else None
 
 
-@cache
+_known: WeakKeyDictionary[LLM, DraftTimes] = WeakKeyDictionary()
+
+
 def times_of(llm: LLM) -> DraftTimes:
-    """The clock of an engine's drafter, which runs from the first call on."""
-    assert llm.drafter is not None  # only plain decoding has none
-    return DraftTimes(llm.drafter)
+    """The clock of an engine's drafter, which runs from the first call on; it does not keep the engine."""
+    if llm not in _known:
+        assert llm.drafter is not None  # only plain decoding has none
+        _known[llm] = DraftTimes(llm.drafter)
+    return _known[llm]
 
 
 def add_draft_times(

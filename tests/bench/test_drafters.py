@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,7 @@ from blockpilot.drafters.dflash_config import DFlashConfig
 from blockpilot.drafters.eagle3_config import Eagle3Config
 from blockpilot.drafters.specblock_config import SpecBlockConfig
 from blockpilot.targets.config import ModelConfig
+from drafter_times import times_of
 from peer_types import Request, Run, Setup
 from roofline_devices import find_device
 from roofline_drafters import projected, step_terms_of
@@ -124,6 +127,16 @@ def test_an_answer_that_differs_is_told(tiny, monkeypatch, capsys):
     monkeypatch.setattr(drafters, "open_ours", opened)
     assert bench_run.main(["drafters", "--quick", *SMALL, tiny[0], "--arms", "dflash"]) == 1
     assert "dflash-3 differs from plain" in capsys.readouterr().err
+
+
+def test_a_clock_does_not_keep_its_engine(tiny, folders):
+    llm = peer_ours.load(Setup(folders["target"], (2,), 1, 64), drafter=str(folders["dflash"]))
+    clock, engine = times_of(llm), weakref.ref(llm)
+    assert times_of(llm) is clock
+    del llm, clock
+    peer_ours.load.cache_clear()
+    gc.collect()
+    assert engine() is None
 
 
 def test_shapes_that_a_drafter_lacks_are_skipped(tiny, capsys):

@@ -120,6 +120,25 @@ def test_a_tree_is_an_arm(cli_json, fake_llm, prompts):
     assert parse_widths("4,6/12")[1] == measure.Arm("width 6 tree 12", 6, 12)
 
 
+@pytest.mark.parametrize(
+    ("more", "arm"),
+    [
+        ([], "policy"),
+        (["--policy", "fixed:3"], "policy"),
+        (["--policy", "none"], "block size"),
+        (["--drafter", "bundled"], "block size"),
+        (["--drafter", "none"], "no drafter"),
+    ],
+)
+def test_a_row_is_called_policy_only_where_one_is_in_use(cli_json, refused, fake_llm, prompts, more, arm):
+    assert list(cli_json(*run_arguments(prompts, *more))["arms"]) == [arm]
+    both = run_arguments(prompts, *more, "--widths", "2,policy")
+    if arm == "policy":
+        assert list(cli_json(*both)["arms"]) == ["width 2", "policy"]
+    else:
+        assert "no policy is in use, got '2,policy'; name one with --policy" in refused(*both)
+
+
 @pytest.mark.parametrize("widths", ["0", "", "two", "2,,4", "-1", "2,2", "6/4", "/4", "4/", "0/3", "2/3/4"])
 def test_bad_widths(refused, fake_llm, widths):
     assert "--widths" in refused("bench", "--widths", widths)

@@ -10,6 +10,7 @@ import torch
 
 from blockpilot import bundled
 from blockpilot.cli import doctor
+from blockpilot.cli.console import OUT
 from blockpilot.targets import packed_cache
 from blockpilot_kernels import dispatch, tiled_linear
 
@@ -41,6 +42,14 @@ def test_tables(cli):
     assert result.exit_code == 0, result.output
     assert result.stdout.rstrip().splitlines()[-1] == "ok"
     assert all(op in result.stdout for op in dispatch.OPS)
+
+
+def test_lines_end_at_100_columns_and_no_text_is_markup(cli, monkeypatch):
+    monkeypatch.setattr(OUT, "_width", 100)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    result = cli("doctor")
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert "→ pip install 'blockpilot[triton]'" in result.stdout
 
 
 def test_without_compiler_extension_triton_target_and_bundle(cli_json, monkeypatch, tmp_path):

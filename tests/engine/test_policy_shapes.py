@@ -96,7 +96,7 @@ def test_a_policy_of_chains_alone_is_asked_as_before():
 
 
 def test_trees_that_the_drafter_does_not_make_are_refused():
-    with pytest.raises(ValueError, match=rf"trees of 17 nodes, but .* at most {LARGEST}; use fewer nodes"):
+    with pytest.raises(ValueError, match=rf"trees of at most {LARGEST} nodes, .* got 17; use fewer nodes"):
         tiny_llm(TreeDrafter(), policy=Fixed(4, LARGEST + 1))
     with pytest.raises(ValueError, match="at most 0"):
         tiny_llm(policy="2/2")

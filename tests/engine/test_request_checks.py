@@ -72,9 +72,9 @@ def test_request_widths_and_stop_ids_are_checked(llm):
         llm.submit([3], replace(PARAMS, width=WIDEST + 1))
     with pytest.raises(ValueError, match="token ids"):
         llm.submit([3], replace(PARAMS, stop_token_ids=(VOCAB,)))
-    with pytest.raises(ValueError, match=r"drafter none drafts only \[1\]"):
+    with pytest.raises(ValueError, match=r"are drafted here, only \[1\], got \[4\]"):
         tiny_llm(None, policy=4)
-    with pytest.raises(ValueError, match=f"drafts 1 to {WIDEST}"):
+    with pytest.raises(ValueError, match=f"are drafted here, 1 to {WIDEST}, got"):
         tiny_llm(ScriptedDrafter(), policy=WIDEST + 1)
 
 

@@ -67,11 +67,12 @@ PromptsOption = Annotated[
     ),
 ]
 WidthsOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--widths",
         help="What stands beside plain decoding: widths, trees and policy, as in 4,6/12,policy; "
-        "6/12 drafts trees of 12 nodes from blocks of width 6.",
+        "6/12 drafts trees of 12 nodes from blocks of width 6; default: policy, where none is in use the "
+        "drafter's own block size.",
     ),
 ]
 OutputOption = Annotated[
@@ -85,7 +86,7 @@ def run(
     target: TargetOption = BUNDLED_TARGET,
     drafter: DrafterOption = None,
     policy: PolicyOption = None,
-    widths: WidthsOption = "policy",
+    widths: WidthsOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 1 if any answer differs from plain.")] = False,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Requests decoded together.")] = 1,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Prompts of each dataset.")] = None,
@@ -112,7 +113,8 @@ def run(
         max_length=max_length,
     )
     params = sampling_params(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    report = compare(engine, load_prompts(prompts or (), limit), params, parse_widths(widths), batch, output)
+    arms = arms_of(engine, widths)
+    report = compare(engine, load_prompts(prompts or (), limit), params, arms, batch, output)
     emit_json(report) if json else print_report(report)
     if report["errors"]:
         fail(f"{report['errors']} requests failed")
@@ -141,6 +143,20 @@ def compare(
     if output is not None:
         write_report(output, report)
     return report
+
+
+def arms_of(engine: Engine, widths: str | None) -> list[measure.Arm]:
+    """What `--widths` asks of this engine; a row is called policy only where one is in use."""
+    if engine.policy is not None:
+        return parse_widths(measure.POLICY.name if widths is None else widths)
+    if widths is None:
+        return [measure.Arm("no drafter" if engine.drafter is None else "block size", None)]
+    arms = parse_widths(widths)
+    if measure.POLICY in arms:
+        raise ValueError(
+            f"--widths: expected widths and trees, as no policy is in use, got {widths!r}; name one with --policy"
+        )
+    return arms
 
 
 def parse_widths(text: str) -> list[measure.Arm]:

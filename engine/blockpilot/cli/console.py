@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -75,15 +76,17 @@ def progress(description: str, total: int, completed: int = 0, ticking: bool = T
         yield lambda n=1, doing=None: bar.update(task, advance=n, description=doing, refresh=not ticking)
 
 
-def table(title: str, rows: Iterable[Sequence[str]], left: Sequence[str], right: Sequence[str] = ()) -> None:
-    """A table on stdout: the headings of its text columns, then those of its figures."""
+def table(
+    title: str, rows: Iterable[Sequence[str | Text]], left: Sequence[str], right: Sequence[str] = ()
+) -> None:
+    """A table on stdout: the headings of its text columns, then those of its figures. No text is markup."""
     out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in left:
         out.add_column(heading)
     for heading in right:
         out.add_column(heading, justify="right")
     for row in rows:
-        out.add_row(*row)
+        out.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     OUT.print(out)
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from blockpilot.cli.console import emit_json, say, table
 from blockpilot.cli.machine import hardware, versions
@@ -233,10 +234,14 @@ def _print(report: dict[str, Any]) -> None:
     found["cuda"] = ", ".join(found["cuda"]) or "none"
     rows = [[name, str(value or "not installed")] for name, value in found.items()]
     table("installation", rows, left=("", "found"))
-    rows = [[row["op"], row["device"], row["backend"], row["why"]] for row in report["ops"]]
-    table("kernel ops", rows, left=("op", "device", "backend", "why"))
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in report["ops"]:
+        alike.setdefault((row["device"], row["backend"], row["why"]), []).append(row["op"])
+    rows = [[", ".join(ops), *where] for where, ops in alike.items()]
+    table("kernel ops", rows, left=("ops", "device", "backend", "why"))
+    checks = []
     for check in report["checks"]:
-        say(f"{check['status']:8}{check['name']}: {check['detail']}", style=STYLES[check["status"]])
-        if check["fix"]:
-            say(f"        {check['fix']}")
+        lines = "\n".join(filter(None, (check["detail"], check["fix"] and f"→ {check['fix']}")))
+        checks.append([Text(check["status"], STYLES[check["status"]]), check["name"], lines])
+    table("checks", checks, left=("", "", "found, and how to mend it"))
     say("ok" if report["ok"] else "a check failed", style="bold green" if report["ok"] else "bold red")

@@ -58,9 +58,8 @@ class CppSpecBlockDrafter(SpecBlockDrafter):
         cos, sin = self._tables(target)
         self._rope = (cos.float().contiguous(), sin.float().contiguous())
         shape = (m.num_layers, max_requests, m.num_kv_heads, self._places(target), m.head_dim)
-        # K keys a token are much to read, and no output shows their rounding; see `drafter_rounding`.
-        rounded = target.weights.startswith("stored-")
-        self.cache = CppCache(*shape, torch.bfloat16 if rounded else target.dtype)
+        # K keys a token are much to read, and no output shows their rounding.
+        self.cache = CppCache(*shape, torch.bfloat16 if self._rounding == "int8" else target.dtype)
 
     def _rank_head(self) -> RankHead:
         blob = self._weights[0]

@@ -59,31 +59,32 @@ def load_policy(
         ValueError: the file is missing or malformed, was made for another pair, or chooses a width that the
             drafter cannot draft.
     """
-    if isinstance(source, bool) or not isinstance(source, (str, Path, int, BlockPolicy)):
+    spelt = parse_fixed(str(source)) if isinstance(source, (str, Path, int)) else None
+    known = isinstance(source, (str, Path, BlockPolicy)) or spelt is not None
+    if not known or (spelt and 0 in spelt):
         raise ValueError(
-            f"policy: expected 'bundled', 'predictor', a policy file, a width or a BlockPolicy, got {source!r}"
+            "policy: expected 'bundled', 'predictor', a policy file, a width of at least 1, a width and a tree's "
+            f"nodes, as in '6/16', or a BlockPolicy, got {source!r}"
         )
     policy: BlockPolicy
-    if isinstance(source, (str, Path)):
-        pair = Pair(target, drafter)
-        policy = _fixed(str(source), pair) or _from_file(source, pair)
+    if isinstance(source, BlockPolicy):
+        policy = source
     else:
-        policy = Fixed(source) if isinstance(source, int) else source
-    _check_shapes(policy, repr(source), drafter, widths, largest_tree)
+        pair = Pair(target, drafter)
+        policy = _from_file(str(source), pair) if spelt is None else _fixed(spelt, pair)
+    _check_shapes(policy, repr(source), widths, largest_tree)
     return policy
 
 
-def _check_shapes(
-    policy: BlockPolicy, name: str, drafter: str, widths: Sequence[int], largest_tree: int
-) -> None:
+def _check_shapes(policy: BlockPolicy, name: str, widths: Sequence[int], largest_tree: int) -> None:
     """Refuse widths and trees that the drafter does not draft."""
     window = check_window(policy.window)
     trees = check_trees(getattr(policy, "trees", {}), window)
     most = max(trees.values(), default=0)
     if most > largest_tree:
         raise ValueError(
-            f"policy {name} drafts trees of {most} nodes, but drafter {drafter} makes trees of at most "
-            f"{largest_tree}; use fewer nodes or a chain"
+            f"policy {name}: expected trees of at most {largest_tree} nodes, as they are drafted here, got {most}; "
+            "use fewer nodes or a chain"
         )
     cost = getattr(policy, "node_cost", None)
     if cost is not None and check_node_cost(cost) != cost:
@@ -91,15 +92,12 @@ def _check_shapes(
     outside = [w for w in window if w != 1 and w not in widths]
     if outside:
         raise ValueError(
-            f"policy {name} chooses from widths {list(window)}, but drafter {drafter} drafts "
-            f"{_span(widths)}: {outside} cannot be drafted; use another policy or a fixed width"
+            f"policy {name}: expected widths that are drafted here, {_span(widths)}, got {outside}; use one of these, "
+            "another policy or another drafter"
         )
 
 
-def _fixed(text: str, pair: Pair) -> Fixed | None:
-    """The fixed width or tree that `text` spells, None for any other text."""
-    if (spelt := parse_fixed(text)) is None:
-        return None
+def _fixed(spelt: Spelt, pair: Pair) -> Fixed:
     width, tree = spelt.width, spelt.tree or 0
     if spelt.costs is None:
         return Fixed(width, tree)
@@ -110,25 +108,24 @@ def _fixed(text: str, pair: Pair) -> Fixed | None:
     return Fixed(width, tree, measured.node_cost(width, tree))
 
 
-def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
+def _from_file(source: str, pair: Pair) -> BlockPolicy:
     from blockpilot.policies.policy_file import read_policy
 
-    source_name = source
-    if source in ("bundled", "predictor"):
+    path, ships = Path(source), source in ("bundled", "predictor")
+    if ships:
         from blockpilot import bundled
 
-        source = bundled.policy_path() if source == "bundled" else bundled.predictor_path()
-    loaded = read_policy(source)
+        path = bundled.policy_path() if source == "bundled" else bundled.predictor_path()
+    loaded = read_policy(path)
     if loaded.pair != pair:
-        ships = source != source_name
         raise ValueError(
-            f"{source}: expected a policy made for {pair}, got one made for {loaded.pair}; make one for this "
+            f"{path}: expected a policy made for {pair}, got one made for {loaded.pair}; make one for this "
             "pair with `blockpilot label` and `blockpilot train-policy`, or pass a fixed width"
-            + (f"; {source_name!r} is for target 'smollm2' with drafter 'bundled+lookup'" if ships else "")
+            + (f"; {source!r} is for target 'smollm2' with drafter 'bundled+lookup'" if ships else "")
         )
-    if source_name == "predictor" and isinstance(loaded.policy, Fixed):
+    if source == "predictor" and isinstance(loaded.policy, Fixed):
         raise ValueError(
-            f"policy 'predictor': {source} is {loaded.policy!r} and no predictor ships with this installation; "
+            f"policy 'predictor': {path} is {loaded.policy!r} and no predictor ships with this installation; "
             "train one with `blockpilot train-policy` and pass its file"
         )
     labels = loaded.training.get("labels")
@@ -137,7 +134,7 @@ def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
     try:
         loaded.policy.trees = {**loaded.policy.trees, **trees_of(labels, loaded.policy.window)}
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"{source}: training labels: {error}") from error
+        raise ValueError(f"{path}: training labels: {error}") from error
     return loaded.policy
 
 
