@@ -1,12 +1,11 @@
 """Every drafter beside plain decoding on one target: the same prompt ids, one answer at a time, C++ engine.
 
 `--drafter NAME=SOURCE` adds or replaces one: a folder, which may be that of a `train-draft` run, whose CPU seconds are
-then told, or what else `LLM(drafter=…)` takes; `--policy NAME=SOURCE` adds a row in which a policy chooses for it, `--adapt
-NAME` chains in which it learns from what it serves.
-Turns, figures and comparison are those of `peers`. `draft %` is the share of a step that drafts and hands the drafter
-what was committed, with what it makes of the prompt; `draft ms` is the median step's without that, and `÷ eagle3` its
-ratio to an EAGLE-3 drafter's of the same shape. The second table puts the measured answers' steps on a GPU by the
-roofline: projected, not measured.
+then told, or what else `LLM(drafter=…)` takes; `--policy NAME=SOURCE` adds a row in which a policy chooses for it,
+`--adapt NAME` chains in which it learns from what it serves. Turns, figures and comparison are those of `peers`.
+`draft %` is the share of a step that drafts and hands the drafter what was committed, with what it makes of the prompt;
+`draft ms` is the median step's without that, and `÷ eagle3` its ratio to an EAGLE-3 drafter's of the same shape. The
+second table puts the measured answers' steps on a GPU by the roofline: projected, not measured.
 """
 
 from __future__ import annotations
