@@ -1,11 +1,11 @@
 """Every drafter beside plain decoding on one target: the same prompt ids, one answer at a time, C++ engine.
 
 `--drafter NAME=SOURCE` adds or replaces one: a folder, which may be that of a `train-draft` run, whose CPU seconds are
-then told, or what else `LLM(drafter=…)` takes; `--policy NAME=SOURCE` adds a row in which a policy chooses for it.
-Turns, figures and comparison are those of `peers`. `draft %` is the share of a step that drafts and hands the drafter
-what was committed, with what it makes of the prompt; `draft ms` is the median step's without that, and `÷ eagle3` its
-ratio to an EAGLE-3 drafter's of the same shape. The second table puts the measured answers' steps on a GPU by the
-roofline: projected, not measured.
+then told, or what else `LLM(drafter=…)` takes; `--policy NAME=SOURCE` adds a row in which a policy chooses for it,
+`--adapt NAME` chains in which it learns from what it serves. Turns, figures and comparison are those of `peers`.
+`draft %` is the share of a step that drafts and hands the drafter what was committed, with what it makes of the prompt;
+`draft ms` is the median step's without that, and `÷ eagle3` its ratio to an EAGLE-3 drafter's of the same shape. The
+second table puts the measured answers' steps on a GPU by the roofline: projected, not measured.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     named: dict[str, Any] = {"type": _named, "metavar": "NAME=SOURCE", "action": "append", "default": []}
     parser.add_argument("--drafter", **named, help=f"beside {', '.join(DRAFTERS)}; repeatable")
     parser.add_argument("--policy", **named, help="of the drafter of that name, as in `bench`; repeatable")
+    parser.add_argument(
+        "--adapt", action="append", default=[], metavar="NAME", help="that drafter, learning; repeatable"
+    )
     parser.add_argument("--widths", type=_shapes, default=WIDTHS, metavar="N,…", help="of chains (4)")
     parser.add_argument("--trees", type=_shapes, default=TREES, metavar="N/M,…", help="width/nodes (6/8)")
     parser.add_argument(
@@ -85,15 +88,23 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 
 
 def arms_of(
-    drafters: Mapping[str, str], policies: Mapping[str, str], widths: Sequence[Shape], trees: Sequence[Shape]
+    drafters: Mapping[str, str],
+    policies: Mapping[str, str],
+    adapted: Sequence[str],
+    widths: Sequence[Shape],
+    trees: Sequence[Shape],
 ) -> dict[str, tuple[Arm, dict[str, Any], Shape | None]]:
-    """Arms by name with their `LLM` options and shape: plain, then of each drafter its chains, trees and policy.
+    """Arms by name with their `LLM` options and shape: plain, then of each drafter its chains, trees, policy, and the
+    chains of one that learns.
 
     Raises:
-        ValueError: a policy for a drafter that is not there.
+        ValueError: a policy, or learning, for a drafter that is not there.
     """
-    if unknown := policies.keys() - drafters.keys():
-        raise ValueError(f"--policy: expected the name of one of {', '.join(drafters)}, got {min(unknown)!r}")
+    for option, names in (("--policy", policies.keys()), ("--adapt", set(adapted))):
+        if unknown := names - drafters.keys():
+            raise ValueError(
+                f"{option}: expected the name of one of {', '.join(drafters)}, got {min(unknown)!r}"
+            )
     found: dict[str, tuple[Arm, dict[str, Any], Shape | None]] = {}
 
     def add(
@@ -118,6 +129,10 @@ def arms_of(
         if name in policies:
             chosen: dict[str, Any] = {**options, "policy": parse_policy(policies[name])}
             add(f"{name}-policy", name, partial(open_ours, width=None, **chosen), chosen)
+        for width, _ in widths if name in adapted else ():
+            learning = {**options, "adapt": True}
+            opened = partial(_open, width=width, tree=None, options=learning)
+            add(f"{name}+bandit-{width}", name, opened, learning, (width, None))
     return found
 
 
@@ -157,6 +172,7 @@ def run(
     temperature: Sequence[float] | None = None,
     drafter: Sequence[tuple[str, str]] = (),
     policy: Sequence[tuple[str, str]] = (),
+    adapt: Sequence[str] = (),
     widths: Sequence[Shape] = WIDTHS,
     trees: Sequence[Shape] = TREES,
     arms: Sequence[str] | None = None,
@@ -164,7 +180,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure; the report of `peer_report.build_report` with shares, CPU seconds of training and the projection."""
     sources = DRAFTERS | dict(drafter)
-    known = arms_of(sources, POLICIES | dict(policy), widths, trees)
+    known = arms_of(sources, POLICIES | dict(policy), adapt, widths, trees)
     chosen = choose_arms(arms, [arm for arm, *_ in known.values()])
     for value in temperature or ():
         SamplingParams(temperature=value)  # refuses what no arm can serve before an hour is spent

@@ -103,7 +103,7 @@ def served(learning, monkeypatch, gain: float, step: float, work: float, count: 
 
 def test_an_update_that_pays_is_repeated(learning, monkeypatch):
     """0.02 s beside steps of 0.1 s, for a gain of 5 %; the first ones are exploration."""
-    llm = served(learning, monkeypatch, 0.05, 0.1, 0.01)
+    llm = served(learning, monkeypatch, 0.05, 0.1, 0.01, count=40)
     report = llm.adapter.report()
     updates = sum(arm["updates"] for arm in report["arms"].values())
     assert report["kept"] == updates > 5 and report["dropped"] == 0

@@ -84,11 +84,18 @@ def tiny(folders, monkeypatch):
 
 def test_every_kind_of_drafter(tiny, folders, tmp_path, capsys):
     file = tmp_path / "report.json"
-    looked = [f"--drafter=both={folders['dflash']}+lookup", "--policy", "both=fixed:5"]
+    looked = [
+        f"--drafter=both={folders['dflash']}+lookup",
+        "--policy",
+        "both=fixed:5",
+        "--adapt",
+        "specblock",
+    ]
     assert bench_run.main(["drafters", *SMALL, *tiny, *looked, "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     each = [f"{name}-{shape}" for name in ("dflash", "eagle3", "specblock") for shape in ("3", "4/6")]
-    assert list(report["families"]) == ["plain", "lookup-3", *each, "both-3", "both-policy"]
+    made = ["plain", "lookup-3", *each, "specblock+bandit-3", "both-3", "both-policy"]
+    assert list(report["families"]) == made
     assert report["ok"] is True and set(report["results"]) == {"0", "1"}
     assert report["drafters"]["eagle3"]["cpu_seconds"] == 41.5
     assert report["drafters"]["dflash"]["cpu_seconds"] is None
@@ -113,6 +120,16 @@ def test_every_kind_of_drafter(tiny, folders, tmp_path, capsys):
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert "projected for H200" in shown and shown.rstrip().endswith("ours identical: yes")
+
+
+def test_only_the_named_drafter_learns():
+    arms = drafters.arms_of({"a": "x", "b": "y"}, {}, ["b"], ((3, None),), ())
+    assert {name: options for name, (_, options, _) in arms.items()} == {
+        "plain": {},
+        "a-3": {"drafter": "x"},
+        "b-3": {"drafter": "y"},
+        "b+bandit-3": {"drafter": "y", "adapt": True},
+    }
 
 
 def test_an_answer_that_differs_is_told(tiny, monkeypatch, capsys):
@@ -156,6 +173,7 @@ def test_options_that_are_refused(tiny, capsys):
         with pytest.raises(SystemExit):
             bench_run.main(["drafters", *wrong])
     assert bench_run.main(["drafters", "--policy", "nobody=fixed:3"]) == 2
+    assert bench_run.main(["drafters", "--adapt", "nobody"]) == 2
     assert bench_run.main(["drafters", "--arms", "nobody"]) == 2
     assert "got 'nobody'" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 ROUNDS = 64  # steps of requests between two looks
-FAST, SLOW = 0.3, 0.02  # weight of a look in the averages
+FAST, SLOW = 0.1, 0.01  # weight of a look in the averages
 RECENT = 8  # looks that say how it was before an update
 FALL = 0.02  # of τ, as a share, that is harm
 LOOKED_AT = (256, 512, 1024, 2048)  # steps behind an update after which harm is looked for
