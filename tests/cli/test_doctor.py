@@ -52,6 +52,13 @@ def test_lines_end_at_100_columns_and_no_text_is_markup(cli, monkeypatch):
     assert "→ pip install 'blockpilot[triton]'" in result.stdout
 
 
+def test_a_long_path_is_folded_and_not_cut(cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(OUT, "_width", 60)
+    monkeypatch.setenv("BLOCKPILOT_CACHE", str(tmp_path / ("long" * 30)))
+    found = "".join(cli("doctor").stdout.split())
+    assert "long" * 30 in found and "…" not in found
+
+
 def test_without_compiler_extension_triton_target_and_bundle(cli_json, monkeypatch, tmp_path):
     found = importlib.util.find_spec
     monkeypatch.setattr(

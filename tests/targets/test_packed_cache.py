@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,40 @@ def test_packing_stays_on_one_thread(folder, key):
         assert (seen, torch.get_num_threads()) == ([1], 3)
     finally:
         torch.set_num_threads(before)
+
+
+def test_models_that_are_packed_at_once_leave_every_thread_its_count():
+    """The second begins while the first packs, in a thread that has not used torch, and ends last."""
+    usual, begun, ended, seen = torch.get_num_threads(), threading.Event(), threading.Event(), []
+
+    def load(first: bool) -> None:
+        if not first:
+            begun.wait(10)
+        cached(None, lambda: _packing(first))
+        seen.append(torch.get_num_threads())
+
+    def _packing(first: bool) -> Packed:
+        if first:
+            begun.set()
+            ended.wait(10)
+        else:
+            ended.set()
+            threads[0].join(10)
+        return PACKED
+
+    torch.set_num_threads(3)
+    try:
+        threads = [threading.Thread(target=load, args=(first,)) for first in (True, False)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        fresh.start()
+        fresh.join(10)
+        assert seen == [3, 3, 3]
+    finally:
+        torch.set_num_threads(usual)
 
 
 @pytest.mark.parametrize(

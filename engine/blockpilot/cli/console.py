@@ -82,7 +82,7 @@ def table(
     """A table on stdout: the headings of its text columns, then those of its figures. No text is markup."""
     out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in left:
-        out.add_column(heading)
+        out.add_column(heading, overflow="fold")  # a path cut short is of no use
     for heading in right:
         out.add_column(heading, justify="right")
     for row in rows:
