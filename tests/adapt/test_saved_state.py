@@ -142,8 +142,11 @@ def test_every_field_that_is_wrong_or_missing_is_refused(saved, fresh):
         refuse(fresh, saved)
     for singular in (np.zeros((5, 5)), -np.eye(5)):
         at = ("bandit", "arms", "head", "precision")
-        change = lambda inside, key, w=singular: inside.__setitem__(key, w.tolist())  # noqa: E731
-        write(saved, altered(known, at, change), tensors)
+        write(
+            saved,
+            altered(known, at, lambda inside, key, w=singular: inside.__setitem__(key, w.tolist())),
+            tensors,
+        )
         refuse(fresh, saved)
     write(saved, known, tensors)
     state.restore(fresh, saved)

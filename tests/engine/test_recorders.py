@@ -21,8 +21,11 @@ class Device:
         self.capturing = False
 
     def stream(self, name: str) -> SimpleNamespace:
-        wait = lambda other: self.log.append(f"{name} waits for {other.name}")  # noqa: E731
-        return SimpleNamespace(name=name, wait_stream=wait, cuda_stream=77)
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: self.log.append(f"{name} waits for {other.name}"),
+            cuda_stream=77,
+        )
 
     def event(self, enable_timing: bool = False) -> SimpleNamespace:
         return SimpleNamespace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,12 @@ def test_another_pair_is_refused_by_naming_both(policy_path, pair):
 def test_bundled_is_the_file_that_ships(policy_path, monkeypatch):
     monkeypatch.setattr(blockpilot.bundled, "policy_path", lambda: policy_path)
     assert load_policy("bundled", "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
+
+
+def test_a_path_is_a_file_whatever_its_name(policy_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bundled").write_bytes(Path(policy_path).read_bytes())
+    assert load_policy(Path("bundled"), "target-a", "drafter-a", WIDTHS).window == (1, 3, 5)
 
 
 def test_the_predictor_that_ships_beside_a_fixed_policy(policy_path, tmp_path, monkeypatch):

@@ -26,8 +26,8 @@ NOISE = 0.005  # of a gain, beside the standard error of its measurement
 SIGMAS = 1.64  # from the mean to a bound: 95 % on one side
 FADE = 0.95  # weight of what an update told, once another has been seen
 # Share of the seconds served that updates without a lower bound above their cost may take: with the watching, 1 %. Half
-# of it is kept until τ falls by `FELL`, as a share: requests of another kind are what updates are for. On requests of
-# one kind that share had a standard deviation of 0.022 and stayed below 0.043.
+# of it is kept until τ falls by `FELL`, as a share: requests of another kind are what updates are for. Over 341
+# looks at chat, by an EAGLE-3 drafter at width 4, that share had a standard deviation of 0.022 and stayed below 0.043.
 EXPLORATION, FELL = 0.008, 0.08
 # A gain is expected to last for this share of the seconds served so far, as nothing is known of the future, and for
 # `LONGEST` at most: the kind of requests changes.

@@ -69,9 +69,11 @@ def load_policy(
     policy: BlockPolicy
     if isinstance(source, BlockPolicy):
         policy = source
+    elif spelt is not None:
+        policy = _fixed(spelt, Pair(target, drafter))
     else:
-        pair = Pair(target, drafter)
-        policy = _from_file(str(source), pair) if spelt is None else _fixed(spelt, pair)
+        assert not isinstance(source, int)  # every number was spelt
+        policy = _from_file(source, Pair(target, drafter))
     _check_shapes(policy, repr(source), widths, largest_tree)
     return policy
 
@@ -108,7 +110,7 @@ def _fixed(spelt: Spelt, pair: Pair) -> Fixed:
     return Fixed(width, tree, measured.node_cost(width, tree))
 
 
-def _from_file(source: str, pair: Pair) -> BlockPolicy:
+def _from_file(source: str | Path, pair: Pair) -> BlockPolicy:
     from blockpilot.policies.policy_file import read_policy
 
     path, ships = Path(source), source in ("bundled", "predictor")
